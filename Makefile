@@ -1,0 +1,38 @@
+# Every command that a person or CI runs. `make help` lists them.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+.SHELLFLAGS := -eu -c
+
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/longshore
+export CARGO_TARGET_DIR ?= $(CACHE)/target
+# Where the programs and tools of root are, whatever shell called us.
+export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
+
+.PHONY: help run test lint fmt clean-host
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+run: ## start a node and an apiserver with a demo pod; ONCE=1 checks it and leaves
+	@scripts/install-deps.sh run
+	cargo build --release --bin longshore --bin longshore-apiserver --bin longshore-demo
+	@exec "$$CARGO_TARGET_DIR/release/longshore-demo" $(if $(filter-out 0,$(ONCE)),--once)
+
+test: ## run all tests
+	@scripts/install-deps.sh test
+	cargo build --workspace --bins
+	@kubectl=$$(scripts/fetch-kubectl.sh $(CACHE)/kubectl); PATH="$${kubectl:+$$kubectl:}$$PATH"; \
+	if command -v cargo-nextest >/dev/null; then cargo nextest run --workspace; \
+	else cargo test --workspace --no-fail-fast; fi
+
+lint: ## formatting, clippy, licences and bans
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	@if command -v cargo-deny >/dev/null; then cargo deny --all-features check; \
+	else echo "cargo-deny is not installed: licences and bans were not checked"; fi
+
+fmt: ## format the code
+	cargo fmt --all
+
+clean-host: ## remove what a killed run or test left on this machine
+	@cargo run --quiet --bin longshore-demo -- --sweep

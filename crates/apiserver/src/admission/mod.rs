@@ -1,0 +1,18 @@
+//! What is decided about an object beyond its own rules: whether its namespace takes it, what a
+//! node may write, and what the cluster fills in (priorities, tolerations, service addresses).
+//! `operations` asks before each write.
+
+pub(crate) mod namespaces;
+pub(crate) mod node_restriction;
+pub(crate) mod pods;
+pub(crate) mod services;
+#[cfg(test)]
+mod tests;
+
+use crate::facts::{Resource, lookup};
+use crate::status::StatusError;
+
+/// A resource that this crate itself works with.
+pub(crate) fn core(plural: &str) -> Result<&'static Resource, StatusError> {
+    lookup("", "v1", plural).ok_or_else(|| StatusError::internal(format!("no resource {plural}")))
+}

@@ -1,0 +1,257 @@
+//! The command line, in the words of upstream's `kube-apiserver` where it has them.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::Cidr;
+use crate::pki::Identity;
+
+/// How often old revisions are forgotten.
+const COMPACTION_INTERVAL: Duration = Duration::from_secs(300);
+const STORE_FILE: &str = "longshore.db";
+
+/// The companion apiserver of a Longshore node.
+#[derive(Debug, Parser)]
+#[command(name = "longshore-apiserver", version, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    /// How to serve.
+    #[command(flatten)]
+    pub serve: ServeArgs,
+    /// Something else than serving.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// What the binary does besides serving.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Print (or write) a kubeconfig for a user
+    Kubeconfig(KubeconfigArgs),
+}
+
+/// Flags of `kubeconfig`.
+#[derive(Debug, Args)]
+pub struct KubeconfigArgs {
+    /// The user, such as system:node:n1
+    #[arg(long, value_name = "NAME")]
+    pub user: String,
+    /// The user's group [default: system:nodes for a node, none for others]
+    #[arg(long, value_name = "NAME")]
+    pub group: Option<String>,
+    /// Where the certificates are
+    #[arg(long, value_name = "DIR", default_value = "/var/run/kubernetes")]
+    pub cert_dir: PathBuf,
+    /// The apiserver to use
+    #[arg(long, value_name = "URL", default_value = "https://127.0.0.1:6443")]
+    pub server: String,
+    /// The file to write [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+impl KubeconfigArgs {
+    /// The group that goes with the user.
+    pub fn group(&self) -> &str {
+        match &self.group {
+            Some(group) => group,
+            None if self.user.starts_with("system:node:") => crate::auth::NODES,
+            None => "",
+        }
+    }
+}
+
+/// Flags of serving.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The port to serve HTTPS on; 0 takes any free one
+    #[arg(long, value_name = "PORT", default_value_t = 6443)]
+    pub secure_port: u16,
+    /// The address to listen on
+    #[arg(long, value_name = "IP", default_value = "0.0.0.0")]
+    pub bind_address: IpAddr,
+    /// The address under which the cluster reaches this server [default: the bind address, or that of the default route]
+    #[arg(long, value_name = "IP")]
+    pub advertise_address: Option<IpAddr>,
+    /// etcd servers that hold the objects (http://host:port,…)
+    #[arg(long, value_name = "URLS", conflicts_with = "data_dir")]
+    pub etcd_servers: Option<String>,
+    /// The directory of the embedded store, used when there is no etcd
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/longshore")]
+    pub data_dir: PathBuf,
+    /// Where certificates are kept, and made when absent
+    #[arg(long, value_name = "DIR", default_value = "/var/run/kubernetes")]
+    pub cert_dir: PathBuf,
+    /// The addresses of services
+    #[arg(long, value_name = "CIDR", default_value = "10.96.0.0/12")]
+    pub service_cluster_ip_range: Cidr,
+    /// The CAs of client certificates [default: the CA in --cert-dir]
+    #[arg(long, value_name = "FILE")]
+    pub client_ca_file: Option<PathBuf>,
+    /// The serving certificate [default: one made in --cert-dir]
+    #[arg(long, value_name = "FILE", requires = "tls_private_key_file")]
+    pub tls_cert_file: Option<PathBuf>,
+    /// The key of --tls-cert-file
+    #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
+    pub tls_private_key_file: Option<PathBuf>,
+    /// The certificate to show to nodes [default: one made in --cert-dir]
+    #[arg(long, value_name = "FILE", requires = "kubelet_client_key")]
+    pub kubelet_client_certificate: Option<PathBuf>,
+    /// The key of --kubelet-client-certificate
+    #[arg(long, value_name = "FILE", requires = "kubelet_client_certificate")]
+    pub kubelet_client_key: Option<PathBuf>,
+    /// The CA of the nodes' serving certificates [default: any certificate is taken]
+    #[arg(long, value_name = "FILE")]
+    pub kubelet_certificate_authority: Option<PathBuf>,
+    /// How long events are kept, such as 1h0m0s
+    #[arg(long, value_name = "DURATION", default_value = "1h0m0s", value_parser = duration)]
+    pub event_ttl: Duration,
+    /// Write a kubeconfig kubelet-NAME.conf for this node into --cert-dir; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub node_name: Vec<String>,
+    /// How much to log: 0 is little, 4 is debugging, more is everything
+    #[arg(short, long, value_name = "LEVEL", default_value_t = 2)]
+    pub v: u8,
+}
+
+impl ServeArgs {
+    /// Where the store is, in the words of [`longshore_store::open`].
+    pub fn store(&self) -> String {
+        match &self.etcd_servers {
+            Some(servers) => {
+                let hosts = servers.split(',').map(|server| {
+                    let server = server.trim().trim_end_matches('/');
+                    server.strip_prefix("http://").or_else(|| server.strip_prefix("etcd://")).unwrap_or(server)
+                });
+                format!("etcd://{}", hosts.collect::<Vec<_>>().join(","))
+            }
+            None => self.data_dir.join(STORE_FILE).to_string_lossy().into_owned(),
+        }
+    }
+
+    /// Opens the store and puts everything together. Errors name the flag.
+    pub async fn config(&self) -> anyhow::Result<crate::Config> {
+        use anyhow::Context;
+        for node in &self.node_name {
+            anyhow::ensure!(
+                crate::schema::is_dns_subdomain(node),
+                "--node-name: {node:?} is not the name of a node: lower-case letters, digits, '-' and '.'"
+            );
+        }
+        let flag = if self.etcd_servers.is_some() {
+            "--etcd-servers"
+        } else {
+            let dir = self.data_dir.display();
+            std::fs::create_dir_all(&self.data_dir).with_context(|| format!("--data-dir: create {dir}"))?;
+            "--data-dir"
+        };
+        let location = self.store();
+        let store = longshore_store::open(&location).await.with_context(|| format!("{flag}: open {location}"))?;
+        let identity = |certificate: &Option<PathBuf>, key: &Option<PathBuf>| {
+            certificate.clone().zip(key.clone()).map(|(certificate, key)| Identity { certificate, key })
+        };
+        Ok(crate::Config {
+            store,
+            bind: SocketAddr::new(self.bind_address, self.secure_port),
+            advertise: self.advertise(),
+            cert_dir: self.cert_dir.clone(),
+            service_range: self.service_cluster_ip_range,
+            client_ca: self.client_ca_file.clone(),
+            serving: identity(&self.tls_cert_file, &self.tls_private_key_file),
+            kubelet_client: identity(&self.kubelet_client_certificate, &self.kubelet_client_key),
+            kubelet_ca: self.kubelet_certificate_authority.clone(),
+            event_ttl: self.event_ttl,
+            compaction_interval: COMPACTION_INTERVAL,
+            node_names: self.node_name.clone(),
+        })
+    }
+
+    fn advertise(&self) -> IpAddr {
+        match self.advertise_address {
+            Some(address) => address,
+            None if !self.bind_address.is_unspecified() => self.bind_address,
+            None => default_route_address().unwrap_or(Ipv4Addr::LOCALHOST.into()),
+        }
+    }
+
+    /// The log filter of `-v`.
+    pub fn log_filter(&self) -> &'static str {
+        match self.v {
+            0 => "warn",
+            1..=3 => "info",
+            4..=5 => "info,longshore_apiserver=debug,longshore_store=debug",
+            _ => "debug",
+        }
+    }
+}
+
+/// Our own address on the way out. Nothing is sent: connecting a datagram socket only looks up the route.
+fn default_route_address() -> Option<IpAddr> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+    socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let parsed: jiff::SignedDuration =
+        text.parse().map_err(|_| "expected a duration such as 1h0m0s".to_owned())?;
+    match Duration::try_from(parsed) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err("must be greater than zero".into()),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(std::iter::once("longshore-apiserver").chain(line.split_whitespace()))
+    }
+
+    #[test]
+    fn flags_of_upstream() {
+        let cli = parse(
+            "--secure-port=7443 --bind-address=127.0.0.1 --etcd-servers=http://127.0.0.1:2379,http://127.0.0.1:2381/ \
+             --service-cluster-ip-range=10.0.0.0/24 --event-ttl=1h30m0s -v=4 --node-name=a --node-name=b",
+        )
+        .unwrap();
+        assert_eq!(cli.serve.store(), "etcd://127.0.0.1:2379,127.0.0.1:2381");
+        assert_eq!(cli.serve.event_ttl, Duration::from_secs(5400));
+        assert_eq!(cli.serve.node_name, ["a", "b"]);
+        assert_eq!(cli.serve.advertise().to_string(), "127.0.0.1");
+        assert_eq!(parse("--v=2 --data-dir=d").unwrap().serve.store(), "d/longshore.db");
+    }
+
+    #[test]
+    fn bad_values_are_refused_with_the_flag_they_were_given_to() {
+        for (line, flag) in [
+            ("--secure-port=70000", "--secure-port"),
+            ("--bind-address=nowhere", "--bind-address"),
+            ("--service-cluster-ip-range=10.0.0.0/99", "--service-cluster-ip-range"),
+            ("--service-cluster-ip-range=10.0.0.0", "--service-cluster-ip-range"),
+            ("--event-ttl=soon", "--event-ttl"),
+            ("--event-ttl=0s", "--event-ttl"),
+            ("--event-ttl=-1h", "--event-ttl"),
+            ("--tls-cert-file=a", "--tls-private-key-file"),
+            ("--kubelet-client-key=a", "--kubelet-client-certificate"),
+            ("--etcd-servers=a --data-dir=b", "--data-dir"),
+            ("--unknown", "--unknown"),
+            ("kubeconfig", "--user"),
+        ] {
+            let error = parse(line).unwrap_err().to_string();
+            assert!(error.contains(flag), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_nodes_group_goes_without_saying() {
+        let Some(Command::Kubeconfig(args)) = parse("kubeconfig --user system:node:n1").unwrap().command else {
+            panic!()
+        };
+        assert_eq!(args.group(), "system:nodes");
+    }
+}

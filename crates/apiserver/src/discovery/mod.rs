@@ -1,0 +1,242 @@
+//! Discovery: the documents from which clients learn what is served. All are made from the table
+//! of resources when asked for.
+
+use serde_json::{Value, json};
+
+use crate::facts::{Gvk, RESOURCES, Resource, Subresource};
+
+/// The content type of aggregated discovery, which clients ask for in `Accept`.
+pub const AGGREGATED_CONTENT_TYPE: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+
+/// The version of Kubernetes whose API this is.
+pub const MINOR: u32 = 36;
+
+/// `/version`.
+#[must_use]
+pub fn version() -> Value {
+    json!({
+        "major": "1",
+        "minor": MINOR.to_string(),
+        "gitVersion": format!("v1.{MINOR}.0+longshore.{}", env!("CARGO_PKG_VERSION")),
+        "gitCommit": "",
+        "gitTreeState": "",
+        "buildDate": "",
+        "goVersion": "",
+        "compiler": "rustc",
+        "platform": format!("{}/{}", std::env::consts::OS, architecture()),
+    })
+}
+
+/// The machine's architecture by the name that Kubernetes uses.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "powerpc64" => "ppc64le",
+        other => other,
+    }
+}
+
+/// `/api`. `server_address` is `host:port`.
+#[must_use]
+pub fn api_versions(server_address: &str) -> Value {
+    json!({
+        "kind": "APIVersions",
+        "versions": ["v1"],
+        "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": server_address}],
+    })
+}
+
+/// The named groups, in order of their first resource; one version each.
+fn group_versions() -> Vec<(&'static str, &'static str)> {
+    let mut list: Vec<_> = RESOURCES.iter().map(|r| (r.group, r.version)).filter(|(g, _)| !g.is_empty()).collect();
+    list.dedup();
+    list
+}
+
+fn group_value(group: &str, version: &str) -> Value {
+    let version = json!({"groupVersion": format!("{group}/{version}"), "version": version});
+    json!({"name": group, "versions": [version], "preferredVersion": version})
+}
+
+/// `/apis`.
+#[must_use]
+pub fn groups() -> Value {
+    let groups: Vec<Value> = group_versions().into_iter().map(|(g, v)| group_value(g, v)).collect();
+    json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
+}
+
+/// `/apis/GROUP`; `None` when the group is not served.
+#[must_use]
+pub fn group(group: &str) -> Option<Value> {
+    let (name, version) = group_versions().into_iter().find(|(g, _)| *g == group)?;
+    let mut value = group_value(name, version);
+    value["kind"] = "APIGroup".into();
+    value["apiVersion"] = "v1".into();
+    Some(value)
+}
+
+/// `/api/v1` (empty group) and `/apis/GROUP/VERSION`; `None` when they are not served.
+#[must_use]
+pub fn resources(group: &str, version: &str) -> Option<Value> {
+    let served: Vec<&Resource> = served(group, version).collect();
+    let first = served.first()?;
+    let mut list = json!({"kind": "APIResourceList", "groupVersion": first.gvk().api_version()});
+    if !group.is_empty() {
+        list["apiVersion"] = "v1".into();
+    }
+    list["resources"] = served
+        .iter()
+        .flat_map(|r| std::iter::once(resource_value(r)).chain(r.subresources.iter().map(|s| subresource_value(r, s))))
+        .collect();
+    Some(list)
+}
+
+pub(crate) fn served(group: &str, version: &str) -> impl Iterator<Item = &'static Resource> {
+    RESOURCES.iter().filter(move |r| r.group == group && r.version == version)
+}
+
+fn resource_value(resource: &Resource) -> Value {
+    let mut value = json!({
+        "name": resource.plural,
+        "singularName": resource.singular,
+        "namespaced": resource.namespaced,
+        "kind": resource.kind,
+        "verbs": resource.verbs,
+    });
+    put_names(&mut value, resource);
+    value
+}
+
+fn put_names(value: &mut Value, resource: &Resource) {
+    for (field, names) in [("shortNames", resource.short_names), ("categories", resource.categories)] {
+        if !names.is_empty() {
+            value[field] = json!(names);
+        }
+    }
+}
+
+fn subresource_value(resource: &Resource, subresource: &Subresource) -> Value {
+    let mut value = json!({
+        "name": format!("{}/{}", resource.plural, subresource.name),
+        "singularName": "",
+        "namespaced": resource.namespaced,
+        "kind": subresource.gvk.kind,
+        "verbs": subresource.verbs,
+    });
+    if subresource.gvk.group != resource.group {
+        value["group"] = subresource.gvk.group.into();
+        value["version"] = subresource.gvk.version.into();
+    }
+    value
+}
+
+/// Aggregated discovery of `/api` (`core`) or of `/apis`.
+#[must_use]
+pub fn aggregated(core: bool) -> Value {
+    let versions = if core { vec![("", "v1")] } else { group_versions() };
+    let items: Vec<Value> = versions.into_iter().map(|(g, v)| aggregated_group(g, v)).collect();
+    json!({
+        "kind": "APIGroupDiscoveryList",
+        "apiVersion": "apidiscovery.k8s.io/v2",
+        "metadata": {},
+        "items": items,
+    })
+}
+
+fn aggregated_group(group: &str, version: &str) -> Value {
+    let resources: Vec<Value> = served(group, version).map(aggregated_resource).collect();
+    let metadata = if group.is_empty() { json!({}) } else { json!({"name": group}) };
+    json!({
+        "metadata": metadata,
+        "versions": [{"version": version, "resources": resources, "freshness": "Current"}],
+    })
+}
+
+fn aggregated_resource(resource: &'static Resource) -> Value {
+    let mut value = json!({
+        "resource": resource.plural,
+        "responseKind": kind_value(resource.gvk()),
+        "scope": if resource.namespaced { "Namespaced" } else { "Cluster" },
+        "singularResource": resource.singular,
+        "verbs": resource.verbs,
+    });
+    put_names(&mut value, resource);
+    let subresources: Vec<Value> = resource
+        .subresources
+        .iter()
+        .map(|s| json!({"subresource": s.name, "responseKind": kind_value(s.gvk), "verbs": s.verbs}))
+        .collect();
+    if !subresources.is_empty() {
+        value["subresources"] = subresources.into();
+    }
+    value
+}
+
+fn kind_value(gvk: Gvk) -> Value {
+    json!({"group": gvk.group, "version": gvk.version, "kind": gvk.kind})
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn find<'a>(list: &'a Value, key: &str, name: &str) -> &'a Value {
+        list.as_array().and_then(|l| l.iter().find(|v| v[key] == name)).unwrap_or(&Value::Null)
+    }
+
+    #[test]
+    fn every_group_is_listed_once_and_found() {
+        let all = groups();
+        let names: Vec<&str> = all["groups"].as_array().unwrap().iter().map(|g| g["name"].as_str().unwrap()).collect();
+        assert_eq!(
+            names,
+            [
+                "authentication.k8s.io",
+                "authorization.k8s.io",
+                "coordination.k8s.io",
+                "discovery.k8s.io",
+                "events.k8s.io"
+            ]
+        );
+        for name in names {
+            let one = group(name).unwrap();
+            assert_eq!(one["preferredVersion"]["groupVersion"], format!("{name}/v1"));
+            assert_eq!(resources(name, "v1").unwrap()["groupVersion"], format!("{name}/v1"));
+        }
+        assert_eq!(group("apps"), None);
+        assert_eq!(group(""), None);
+        assert_eq!(resources("", "v2"), None);
+    }
+
+    #[test]
+    fn core_resources() {
+        let list = resources("", "v1").unwrap();
+        let pods = find(&list["resources"], "name", "pods");
+        assert_eq!(
+            *pods,
+            json!({
+                "name": "pods", "singularName": "pod", "namespaced": true, "kind": "Pod",
+                "verbs": ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
+                "shortNames": ["po"], "categories": ["all"],
+            })
+        );
+        let eviction = find(&list["resources"], "name", "pods/eviction");
+        assert_eq!((&eviction["group"], &eviction["version"]), (&json!("policy"), &json!("v1")));
+        assert_eq!(find(&list["resources"], "name", "pods/status")["kind"], "Pod");
+    }
+
+    #[test]
+    fn aggregated_lists_say_the_same() {
+        let core = aggregated(true);
+        let pods = find(&core["items"][0]["versions"][0]["resources"], "resource", "pods");
+        assert_eq!(pods["responseKind"], json!({"group": "", "version": "v1", "kind": "Pod"}));
+        assert_eq!(pods["scope"], "Namespaced");
+        assert_eq!(find(&pods["subresources"], "subresource", "log")["verbs"], json!(["get"]));
+        let named = aggregated(false);
+        assert_eq!(named["items"].as_array().unwrap().len(), 5);
+        assert_eq!(named["items"][2]["metadata"]["name"], "coordination.k8s.io");
+    }
+}

@@ -1,0 +1,77 @@
+use super::*;
+
+#[test]
+fn every_kind_served_has_its_type_and_its_list() {
+    for resource in RESOURCES {
+        let ty = types().of(resource.gvk()).unwrap_or_else(|| panic!("no type for {}", resource.kind));
+        assert_eq!(ty.short_name(), resource.kind);
+        if resource.allows("list") {
+            assert!(types().named(&format!("{}List", ty.name)).is_some(), "{}", resource.kind);
+            assert!(!resource.storage.is_empty());
+        }
+        for subresource in resource.subresources {
+            assert!(types().of(subresource.gvk).is_some(), "{}", subresource.gvk.kind);
+        }
+        assert_eq!(resource.has_status(), resource.subresource("status").is_some());
+        assert!(resource.verbs.is_sorted() && resource.subresources.is_sorted_by_key(|s| s.name));
+    }
+    assert!(types().of(Gvk::DELETE_OPTIONS).is_some());
+}
+
+#[test]
+fn names_are_unique_and_found() {
+    for (i, resource) in RESOURCES.iter().enumerate() {
+        let found = lookup(resource.group, resource.version, resource.plural).expect("found");
+        assert!(std::ptr::eq(found, resource));
+        let again = RESOURCES[i + 1..].iter().filter(|r| r.same_storage(resource)).collect::<Vec<_>>();
+        assert!(again.iter().all(|r| r.kind == "Event"), "{} shares its storage", resource.plural);
+    }
+    assert!(lookup("", "v1", "deployments").is_none());
+    assert!(lookup("coordination.k8s.io", "v1", "pods").is_none());
+}
+
+#[test]
+fn fields_carry_what_merging_needs() {
+    let spec = types().named("io.k8s.api.core.v1.PodSpec").expect("there");
+    let containers = spec.field("containers").expect("there");
+    assert_eq!((containers.shape, containers.merge_key), (Shape::List, Some("name")));
+    assert!(containers.patch_merge && !containers.patch_retain_keys);
+    assert_eq!((containers.list, containers.map_keys.as_slice()), (Some(ListKind::Map), &["name"][..]));
+    let volumes = spec.field("volumes").expect("there");
+    assert!(volumes.patch_merge && volumes.patch_retain_keys);
+    assert!(spec.field("nodeSelector").expect("there").atomic_map);
+    assert!(spec.field("nope").is_none());
+    let meta = types().named("io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta").expect("there");
+    let finalizers = meta.field("finalizers").expect("there");
+    assert_eq!((finalizers.merge_key, finalizers.list), (None, Some(ListKind::Set)));
+    let secret = types().named("io.k8s.api.core.v1.Secret").expect("there");
+    let data = secret.field("data").expect("there");
+    assert_eq!((data.shape, data.leaf), (Shape::Map, Leaf::Bytes));
+    let token = types().named("io.k8s.api.authentication.v1.UserInfo").expect("there");
+    assert_eq!(token.field("extra").expect("there").shape, Shape::MapOfLists);
+}
+
+#[test]
+fn every_field_has_a_known_type() {
+    for resource in RESOURCES {
+        let mut queue = vec![types().of(resource.gvk()).expect("there")];
+        let mut seen = std::collections::HashSet::new();
+        while let Some(ty) = queue.pop() {
+            if !seen.insert(ty.name) {
+                continue;
+            }
+            for field in &ty.fields {
+                match field.leaf {
+                    Leaf::Struct(index) => queue.push(types().get(index)),
+                    Leaf::Any => assert!(
+                        matches!(field.name, "fieldsV1" | "raw"),
+                        "{}.{} is of an unknown type",
+                        ty.name,
+                        field.name
+                    ),
+                    _ => {}
+                }
+            }
+        }
+    }
+}

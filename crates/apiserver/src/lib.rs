@@ -1,0 +1,214 @@
+//! The companion apiserver: the part of the Kubernetes API that a node and `kubectl` need,
+//! over a revisioned store. Data flows one way:
+//! `server` (TLS) → `routes` → `auth` → `operations` (with `admission`) → `registry` → store.
+//!
+//! Current limitations: no server-side apply, no service-account tokens, no admission webhooks,
+//! and one apiserver per store.
+
+mod admission;
+pub mod args;
+mod auth;
+mod cidr;
+pub mod discovery;
+pub mod facts;
+mod kubelet;
+mod object;
+pub mod openapi;
+mod operations;
+pub mod patch;
+pub mod pki;
+mod registry;
+mod routes;
+pub mod schema;
+pub mod selector;
+mod server;
+pub mod status;
+pub mod table;
+mod tasks;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use longshore_store::Store;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+pub use cidr::{Cidr, CidrError};
+
+use crate::kubelet::KubeletClient;
+use crate::operations::Api;
+use crate::pki::{Identity, Kubeconfig, Pki};
+use crate::routes::Router;
+use crate::server::Tls;
+
+/// Everything that an apiserver is started with.
+pub struct Config {
+    /// Where the objects are.
+    pub store: Arc<dyn Store>,
+    /// Where to listen; port 0 takes any free one.
+    pub bind: SocketAddr,
+    /// The address under which the cluster reaches this server.
+    pub advertise: IpAddr,
+    /// Where certificates and kubeconfigs are kept, and made when absent.
+    pub cert_dir: PathBuf,
+    /// Addresses of services.
+    pub service_range: Cidr,
+    /// Whom to trust as clients; without it, the CA in `cert_dir`.
+    pub client_ca: Option<PathBuf>,
+    /// What to serve with; without it, a certificate in `cert_dir`.
+    pub serving: Option<Identity>,
+    /// What to show to nodes; without it, a certificate in `cert_dir`.
+    pub kubelet_client: Option<Identity>,
+    /// Who signs the nodes' serving certificates; without it, any is taken.
+    pub kubelet_ca: Option<PathBuf>,
+    /// How long events are kept.
+    pub event_ttl: Duration,
+    /// How often old revisions are forgotten: after one to two intervals.
+    pub compaction_interval: Duration,
+    /// Nodes to write kubeconfigs for.
+    pub node_names: Vec<String>,
+}
+
+/// Why an apiserver did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The address could not be listened on.
+    #[error("listen on {address}: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Certificates could not be made or read.
+    #[error(transparent)]
+    Pki(#[from] pki::Error),
+    /// What a cluster starts with could not be written.
+    #[error("prepare the store: {0}")]
+    Store(#[from] status::StatusError),
+}
+
+/// An apiserver that is ready to serve.
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    tls: Arc<Tls>,
+    router: Arc<Router>,
+    api: Arc<Api>,
+    compaction_interval: Duration,
+    admin_kubeconfig: PathBuf,
+    stop: CancellationToken,
+}
+
+impl Server {
+    /// Makes certificates and kubeconfigs, listens, and puts into the store what a cluster starts with.
+    pub async fn start(config: Config) -> Result<Server, Error> {
+        let listen = |source| Error::Listen { address: config.bind, source };
+        let listener = TcpListener::bind(config.bind).await.map_err(listen)?;
+        let address = listener.local_addr().map_err(listen)?;
+        let advertised = SocketAddr::new(config.advertise, address.port());
+
+        let pki = Pki::open(&config.cert_dir)?;
+        let serving = match &config.serving {
+            Some(identity) => identity.clone(),
+            None => pki.serving(&serving_names(&config, address.ip()))?,
+        };
+        let kubelet_client = match &config.kubelet_client {
+            Some(identity) => identity.clone(),
+            None => pki.client("apiserver-kubelet-client", auth::KUBELET_CLIENT, None)?,
+        };
+        let client_ca = config.client_ca.clone().unwrap_or_else(|| pki.ca_file());
+        let tls = Arc::new(Tls::new(&serving, &client_ca)?);
+        let admin_kubeconfig = config.cert_dir.join("admin.conf");
+        let local = SocketAddr::new(reachable(address.ip()), address.port());
+        kubeconfig(&pki, &format!("https://{local}"), "kubernetes-admin", auth::MASTERS)?.write(&admin_kubeconfig)?;
+        for node in &config.node_names {
+            node_kubeconfig(&pki, &format!("https://{advertised}"), node)?
+                .write(&config.cert_dir.join(format!("kubelet-{node}.conf")))?;
+        }
+
+        let api = Arc::new(Api::new(config.store, config.service_range, config.event_ttl, advertised));
+        tasks::bootstrap::run(&api).await?;
+        let stop = CancellationToken::new();
+        let kubelet = KubeletClient::new(&kubelet_client, config.kubelet_ca.as_deref())?;
+        let router = Arc::new(Router::new(api.clone(), kubelet, stop.clone()));
+        Ok(Server {
+            listener,
+            address,
+            tls,
+            router,
+            api,
+            compaction_interval: config.compaction_interval,
+            admin_kubeconfig,
+            stop,
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The kubeconfig of the cluster's administrator.
+    pub fn admin_kubeconfig(&self) -> &Path {
+        &self.admin_kubeconfig
+    }
+
+    /// Serves until `stop`; then ends watches, answers what is under way and returns.
+    pub async fn run(self, stop: CancellationToken) {
+        let parts = self.stop;
+        tokio::join!(
+            async {
+                stop.cancelled().await;
+                parts.cancel();
+            },
+            server::serve(self.listener, self.tls, self.router, parts.clone()),
+            tasks::namespaces::run(&self.api, parts.clone()),
+            tasks::compaction::run(&**self.api.registry.store(), self.compaction_interval, parts.clone()),
+        );
+    }
+}
+
+/// The kubeconfig of a user in a group.
+pub fn kubeconfig(pki: &Pki, server: &str, user: &str, group: &str) -> pki::Result<Kubeconfig> {
+    // A file name for any user, and the same for the same user.
+    let stem: String = user.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect();
+    let identity = pki.client(&format!("client-{stem}"), user, Some(group).filter(|group| !group.is_empty()))?;
+    Kubeconfig::new(pki, server, user, &identity)
+}
+
+/// The kubeconfig of a node.
+pub fn node_kubeconfig(pki: &Pki, server: &str, node: &str) -> pki::Result<Kubeconfig> {
+    kubeconfig(pki, server, &format!("system:node:{node}"), auth::NODES)
+}
+
+/// Everything that the server may be called by.
+fn serving_names(config: &Config, bound: IpAddr) -> Vec<String> {
+    let mut names: Vec<String> = [
+        "localhost",
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+        "kubernetes.default.svc.cluster.local",
+    ]
+    .map(str::to_owned)
+    .into();
+    let mut addresses = vec![IpAddr::from([127, 0, 0, 1]), config.advertise, config.service_range.address(0)];
+    if !bound.is_unspecified() {
+        addresses.push(bound);
+    }
+    addresses.dedup();
+    names.extend(addresses.iter().map(IpAddr::to_string));
+    names
+}
+
+/// An address that this machine itself can use.
+fn reachable(bound: IpAddr) -> IpAddr {
+    match bound {
+        IpAddr::V4(address) if address.is_unspecified() => IpAddr::from([127, 0, 0, 1]),
+        IpAddr::V6(address) if address.is_unspecified() => IpAddr::from([127, 0, 0, 1]),
+        address => address,
+    }
+}

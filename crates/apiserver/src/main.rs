@@ -1,0 +1,66 @@
+//! The binary: parse, start, serve, drain.
+
+use std::io::IsTerminal;
+
+use anyhow::Context;
+use clap::Parser;
+use longshore_apiserver::args::{Cli, Command, KubeconfigArgs, ServeArgs};
+use longshore_apiserver::pki::Pki;
+use longshore_apiserver::{Server, kubeconfig};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> anyhow::Result<()> {
+    let cli = Cli::parse();
+    match &cli.command {
+        Some(Command::Kubeconfig(args)) => print_kubeconfig(args),
+        // A thin server: two threads carry it, and idle ones only cost memory.
+        None => tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .max_blocking_threads(16)
+            .enable_all()
+            .build()
+            .context("start the runtime")?
+            .block_on(serve(&cli.serve)),
+    }
+}
+
+async fn serve(args: &ServeArgs) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(args.log_filter()));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .init();
+    let mut terminate = signal(SignalKind::terminate()).context("watch for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("watch for SIGINT")?;
+    let server = Server::start(args.config().await?).await?;
+    tracing::info!(
+        address = %server.address(),
+        kubeconfig = %server.admin_kubeconfig().display(),
+        "serving"
+    );
+    let stop = CancellationToken::new();
+    let stopper = stop.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => tracing::info!("SIGTERM: draining"),
+            _ = interrupt.recv() => tracing::info!("SIGINT: draining"),
+        }
+        stopper.cancel();
+    });
+    server.run(stop).await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn print_kubeconfig(args: &KubeconfigArgs) -> anyhow::Result<()> {
+    let pki = Pki::open(&args.cert_dir)?;
+    let kubeconfig = kubeconfig(&pki, &args.server, &args.user, args.group())?;
+    match &args.output {
+        Some(path) => kubeconfig.write(path)?,
+        None => print!("{}", kubeconfig.as_str()),
+    }
+    Ok(())
+}

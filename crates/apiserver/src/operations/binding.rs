@@ -1,0 +1,111 @@
+//! Pods get a node (`pods/binding`) and are asked to leave it (`pods/eviction`).
+//!
+//! Current limitations: no disruption budgets exist yet, so every eviction is granted.
+
+use serde_json::{Value, json};
+
+use super::{Api, DeleteOptions, calling_node};
+use crate::admission::node_restriction;
+use crate::auth::User;
+use crate::facts::Resource;
+use crate::object;
+use crate::registry::Write;
+use crate::schema;
+use crate::status::StatusError;
+
+impl Api {
+    /// Assigns a pod to the node that a Binding names.
+    pub(crate) async fn bind(
+        &self,
+        pods: &Resource,
+        namespace: &str,
+        name: &str,
+        binding: &Value,
+        dry_run: bool,
+    ) -> Result<(), StatusError> {
+        let named = object::name(binding);
+        if !named.is_empty() && named != name {
+            return Err(StatusError::bad_request("name in URL does not match name in Binding object"));
+        }
+        schema::validate_binding(binding)?;
+        let node = binding["target"]["name"].as_str().unwrap_or_default();
+        let conflict = |why: String| StatusError::conflict(pods, name, &why);
+        self.registry
+            .write(pods, (namespace, name), None, dry_run, |current| {
+                let uid = object::uid(binding);
+                if !uid.is_empty() && uid != object::uid(current) {
+                    let found = object::uid(current);
+                    return Err(conflict(format!(
+                        "Precondition failed: UID in precondition: {uid}, UID in object meta: {found}"
+                    )));
+                }
+                if object::is_deleting(current) {
+                    return Err(conflict(format!("pod {name} is being deleted, cannot be assigned to a host")));
+                }
+                if let Some(node) = current["spec"]["nodeName"].as_str().filter(|node| !node.is_empty()) {
+                    return Err(conflict(format!("pod {name} is already assigned to node {node:?}")));
+                }
+                if current["spec"]["schedulingGates"].as_array().is_some_and(|gates| !gates.is_empty()) {
+                    return Err(conflict(format!("pod {name} has non-empty .spec.schedulingGates")));
+                }
+                Ok(Write::Put(bound(current, binding, node)))
+            })
+            .await
+            .map(drop)
+    }
+
+    /// Deletes a pod on behalf of an Eviction.
+    pub(crate) async fn evict(
+        &self,
+        user: &User,
+        pods: &Resource,
+        namespace: &str,
+        name: &str,
+        eviction: &Value,
+        dry_run: bool,
+    ) -> Result<(), StatusError> {
+        let named = object::name(eviction);
+        if !named.is_empty() && named != name {
+            return Err(StatusError::bad_request("name in URL does not match name in Eviction object"));
+        }
+        if let Some(node) = calling_node(user) {
+            let pod = self.registry.get(pods, namespace, name).await?;
+            node_restriction::admit_eviction(node, pods, &pod)?;
+        }
+        let mut options = DeleteOptions::from_value(&eviction["deleteOptions"]);
+        options.dry_run |= dry_run;
+        self.delete(user, pods, namespace, name, &options).await.map(drop)
+    }
+}
+
+fn bound(pod: &Value, binding: &Value, node: &str) -> Value {
+    let mut pod = pod.clone();
+    object::child_mut(&mut pod, "spec").insert("nodeName".into(), node.into());
+    let metadata = object::metadata_mut(&mut pod);
+    for field in ["annotations", "labels"] {
+        let Some(given) = binding["metadata"][field].as_object().filter(|given| !given.is_empty()) else {
+            continue;
+        };
+        let own = metadata.entry(field).or_insert_with(|| json!({}));
+        for (key, value) in given {
+            own[key] = value.clone();
+        }
+    }
+    let status = object::child_mut(&mut pod, "status");
+    status.remove("nominatedNodeName");
+    let conditions = status.entry("conditions").or_insert_with(|| json!([]));
+    let scheduled = json!({
+        "type": "PodScheduled",
+        "status": "True",
+        "lastProbeTime": null,
+        "lastTransitionTime": object::now().to_string(),
+    });
+    match conditions.as_array_mut() {
+        Some(conditions) => {
+            conditions.retain(|condition| condition["type"] != "PodScheduled");
+            conditions.push(scheduled);
+        }
+        None => *conditions = json!([scheduled]),
+    }
+    pod
+}

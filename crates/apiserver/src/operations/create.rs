@@ -1,0 +1,119 @@
+//! Making an object.
+
+use serde_json::Value;
+
+use super::{Api, calling_node, settle_namespace};
+use crate::admission::{core, namespaces, node_restriction, pods};
+use crate::auth::User;
+use crate::facts::Resource;
+use crate::object;
+use crate::schema;
+use crate::status::StatusError;
+
+/// How many generated names are tried.
+const NAME_ATTEMPTS: usize = 8;
+
+impl Api {
+    /// Makes an object from a body that conforms to its type. Returns it as it was stored.
+    pub(crate) async fn create(
+        &self,
+        user: &User,
+        resource: &'static Resource,
+        namespace: &str,
+        mut object: Value,
+        dry_run: bool,
+    ) -> Result<Value, StatusError> {
+        settle_namespace(resource, &mut object, namespace)?;
+        let base = object["metadata"]["generateName"].as_str().unwrap_or_default().to_owned();
+        if !object::name(&object).is_empty() || base.is_empty() {
+            return self.create_named(user, resource, namespace, object, dry_run).await;
+        }
+        let mut taken = String::new();
+        for _ in 0..NAME_ATTEMPTS {
+            let name = object::generated_name(&base).map_err(StatusError::internal)?;
+            let mut named = object.clone();
+            object::metadata_mut(&mut named).insert("name".into(), name.as_str().into());
+            match self.create_named(user, resource, namespace, named, dry_run).await {
+                Err(error) if error.reason == "AlreadyExists" => taken = name,
+                result => return result,
+            }
+        }
+        Err(StatusError::generate_name_conflict(resource, &taken))
+    }
+
+    async fn create_named(
+        &self,
+        user: &User,
+        resource: &'static Resource,
+        namespace: &str,
+        mut object: Value,
+        dry_run: bool,
+    ) -> Result<Value, StatusError> {
+        let name = object::name(&object).to_owned();
+        namespaces::admit_create(&self.registry, resource, namespace, &name).await?;
+        begin_life(resource, &mut object)?;
+        if let Some(node) = calling_node(user) {
+            let own = match resource.kind {
+                "Pod" => self.registry.find(core("nodes")?, "", node).await?,
+                _ => None,
+            };
+            node_restriction::admit_create(node, resource, &object, own.as_ref())?;
+        }
+        if resource.kind == "Pod" {
+            pods::admit_create(&self.registry, resource, &mut object).await?;
+        }
+        let reservation = match resource.kind {
+            "Service" => Some(self.services.admit(resource, &mut object, None)?),
+            _ => None,
+        };
+        schema::validate_create(resource, &object)?;
+        if dry_run {
+            return match self.registry.find(resource, namespace, &name).await? {
+                Some(_) => Err(StatusError::already_exists(resource, &name)),
+                None => Ok(object),
+            };
+        }
+        let created = self.registry.create(resource, object, self.ttl(resource)).await?;
+        if let Some(reservation) = reservation {
+            reservation.keep();
+        }
+        if resource.kind == "Namespace" {
+            self.ensure_service_account(&name).await?;
+        }
+        Ok(created)
+    }
+
+    /// Every namespace has a service account for pods that name none.
+    pub(crate) async fn ensure_service_account(&self, namespace: &str) -> Result<(), StatusError> {
+        let resource = core("serviceaccounts")?;
+        if self.registry.find(resource, namespace, "default").await?.is_some() {
+            return Ok(());
+        }
+        let account = serde_json::json!({
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": {"name": "default", "namespace": namespace},
+        });
+        self.ensure(resource, account).await
+    }
+
+    /// Makes an object of the cluster's own unless one of that name exists.
+    pub(crate) async fn ensure(&self, resource: &Resource, mut object: Value) -> Result<(), StatusError> {
+        begin_life(resource, &mut object)?;
+        match self.registry.create(resource, object, None).await {
+            Err(error) if error.reason != "AlreadyExists" => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What an object has from its first moment, whatever the client said.
+fn begin_life(resource: &Resource, object: &mut Value) -> Result<(), StatusError> {
+    schema::apply_defaults(resource, object);
+    schema::prepare_create(resource, object);
+    let uid = object::new_uid().map_err(StatusError::internal)?;
+    let metadata = object::metadata_mut(object);
+    metadata.insert("uid".into(), uid.into());
+    metadata.insert("creationTimestamp".into(), object::now().to_string().into());
+    Ok(())
+}

@@ -1,0 +1,245 @@
+//! Deleting an object: at once, after its grace period, or when its finalizers are done.
+//!
+//! Current limitations: no garbage collector exists yet, so `propagationPolicy` is accepted and
+//! dependents are left alone.
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::{Api, calling_node};
+use crate::admission::{namespaces, node_restriction};
+use crate::auth::User;
+use crate::facts::Resource;
+use crate::object;
+use crate::registry::{Write, Written};
+use crate::status::StatusError;
+
+/// What a client asks of a deletion.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DeleteOptions {
+    pub(crate) grace_period_seconds: Option<i64>,
+    /// Only an object with this UID.
+    pub(crate) uid: Option<String>,
+    /// Only this version of the object.
+    pub(crate) resource_version: Option<String>,
+    pub(crate) dry_run: bool,
+}
+
+impl DeleteOptions {
+    /// Reads an object that conforms to `DeleteOptions`.
+    pub(crate) fn from_value(options: &Value) -> DeleteOptions {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        DeleteOptions {
+            grace_period_seconds: options["gracePeriodSeconds"].as_i64(),
+            uid: text(&options["preconditions"]["uid"]),
+            resource_version: text(&options["preconditions"]["resourceVersion"]),
+            dry_run: options["dryRun"].as_array().is_some_and(|stages| !stages.is_empty()),
+        }
+    }
+
+    fn check(&self, resource: &Resource, current: &Value) -> Result<(), StatusError> {
+        let conflict = |why: String| Err(StatusError::conflict(resource, object::name(current), &why));
+        if let Some(uid) = &self.uid
+            && uid != object::uid(current)
+        {
+            return conflict(format!(
+                "the UID in the precondition ({uid}) does not match the UID in record ({}). \
+                 The object might have been deleted and then recreated",
+                object::uid(current)
+            ));
+        }
+        if let Some(version) = &self.resource_version
+            && version != object::resource_version(current)
+        {
+            return conflict(format!(
+                "the ResourceVersion in the precondition ({version}) does not match the ResourceVersion in record \
+                 ({}). The object might have been modified",
+                object::resource_version(current)
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Api {
+    /// Deletes an object, or begins to.
+    pub(crate) async fn delete(
+        &self,
+        user: &User,
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+        options: &DeleteOptions,
+    ) -> Result<Written, StatusError> {
+        namespaces::admit_delete(resource, name)?;
+        let written = self
+            .registry
+            .write(resource, (namespace, name), None, options.dry_run, |current| {
+                options.check(resource, current)?;
+                if let Some(node) = calling_node(user) {
+                    node_restriction::admit_delete(node, resource, current)?;
+                }
+                Ok(match resource.kind {
+                    "Pod" => delete_pod(current, options.grace_period_seconds, Timestamp::now()),
+                    "Namespace" => delete_namespace(current),
+                    _ => delete_when_finalized(current),
+                })
+            })
+            .await?;
+        if resource.kind == "Service" && written.deleted && !options.dry_run {
+            self.services.release(&written.object, None);
+        }
+        Ok(written)
+    }
+}
+
+/// Finalizers first; without any the object goes at once.
+fn delete_when_finalized(current: &Value) -> Write {
+    match (object::has_finalizers(current), object::is_deleting(current)) {
+        (false, _) => Write::Delete,
+        (true, true) => Write::Keep,
+        (true, false) => {
+            let mut new = current.clone();
+            mark(&mut new, object::now(), 0);
+            Write::Put(new)
+        }
+    }
+}
+
+/// A namespace stays until it has been emptied, which is what its finalizers stand for.
+fn delete_namespace(current: &Value) -> Write {
+    let mut new = current.clone();
+    if object::is_deleting(current) {
+        let waits = current["spec"]["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty());
+        return if waits { Write::Keep } else { delete_when_finalized(current) };
+    }
+    object::metadata_mut(&mut new).insert("deletionTimestamp".into(), object::now().to_string().into());
+    object::child_mut(&mut new, "status").insert("phase".into(), "Terminating".into());
+    Write::Put(new)
+}
+
+/// A pod on a node is given its grace period; the node then deletes it for good, with a grace period of 0.
+fn delete_pod(current: &Value, requested: Option<i64>, now: Timestamp) -> Write {
+    let requested = requested.map(|seconds| if seconds < 0 { 1 } else { seconds });
+    let mut new = current.clone();
+    let grace = if object::is_deleting(current) {
+        let Some((deadline, grace)) = shortened(current, requested, now) else {
+            return match pending_grace(current) {
+                0 => delete_when_finalized(current),
+                _ => Write::Keep,
+            };
+        };
+        mark(&mut new, deadline, grace);
+        grace
+    } else {
+        let is_over = matches!(current["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+        let is_scheduled = current["spec"]["nodeName"].as_str().is_some_and(|node| !node.is_empty());
+        let grace = match requested.or(current["spec"]["terminationGracePeriodSeconds"].as_i64()) {
+            Some(seconds) if is_scheduled && !is_over => if seconds < 0 { 1 } else { seconds },
+            _ => 0,
+        };
+        mark(&mut new, after(object::now(), grace), grace);
+        if let Some(generation) = current["metadata"]["generation"].as_i64().filter(|generation| *generation > 0) {
+            object::metadata_mut(&mut new).insert("generation".into(), (generation + 1).into());
+        }
+        grace
+    };
+    match grace {
+        0 if !object::has_finalizers(&new) => Write::PutThenDelete(new),
+        _ => Write::Put(new),
+    }
+}
+
+fn pending_grace(current: &Value) -> i64 {
+    current["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0)
+}
+
+/// A deletion that has begun can only be made shorter: the new deadline and grace period, if it is.
+fn shortened(current: &Value, requested: Option<i64>, now: Timestamp) -> Option<(Timestamp, i64)> {
+    let pending = pending_grace(current);
+    let grace = requested.filter(|grace| pending != 0 && *grace < pending)?;
+    let deadline: Timestamp = current["metadata"]["deletionTimestamp"].as_str()?.parse().ok()?;
+    let deadline = after(deadline, grace - pending);
+    match deadline < now {
+        false => Some((deadline, grace)),
+        // The time is up already: as short as can be, but still the node's to finish unless it is to go at once.
+        true => Some((after(now, 0), grace.min(1))),
+    }
+}
+
+fn after(time: Timestamp, seconds: i64) -> Timestamp {
+    let second = time.as_second().saturating_add(seconds);
+    Timestamp::from_second(second).unwrap_or(Timestamp::MAX)
+}
+
+fn mark(object: &mut Value, deadline: Timestamp, grace: i64) {
+    let metadata = object::metadata_mut(object);
+    metadata.insert("deletionTimestamp".into(), deadline.to_string().into());
+    metadata.insert("deletionGracePeriodSeconds".into(), grace.into());
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(node: &str, phase: &str) -> Value {
+        json!({
+            "kind": "Pod",
+            "metadata": {"name": "web", "generation": 1},
+            "spec": {"nodeName": node, "terminationGracePeriodSeconds": 30},
+            "status": {"phase": phase},
+        })
+    }
+
+    fn grace_of(write: Write) -> (&'static str, i64) {
+        match write {
+            Write::Put(object) => ("put", pending_grace(&object)),
+            Write::PutThenDelete(object) => ("delete", pending_grace(&object)),
+            Write::Delete => ("delete", -1),
+            Write::Keep => ("keep", -1),
+        }
+    }
+
+    #[test]
+    fn a_first_delete() {
+        let now = Timestamp::now();
+        for (node, phase, requested, expected) in [
+            ("", "Pending", None, ("delete", 0)),
+            ("n1", "Running", None, ("put", 30)),
+            ("n1", "Running", Some(5), ("put", 5)),
+            ("n1", "Running", Some(-3), ("put", 1)),
+            ("n1", "Running", Some(0), ("delete", 0)),
+            ("n1", "Succeeded", None, ("delete", 0)),
+        ] {
+            assert_eq!(grace_of(delete_pod(&pod(node, phase), requested, now)), expected, "{node} {phase}");
+        }
+    }
+
+    #[test]
+    fn later_deletes_only_shorten() {
+        let now = Timestamp::now();
+        let Write::Put(deleting) = delete_pod(&pod("n1", "Running"), None, now) else { panic!() };
+        assert_eq!(deleting["metadata"]["generation"], 2);
+        for (requested, expected) in
+            [(None, ("keep", -1)), (Some(60), ("keep", -1)), (Some(10), ("put", 10)), (Some(0), ("delete", 0))]
+        {
+            assert_eq!(grace_of(delete_pod(&deleting, requested, now)), expected, "{requested:?}");
+        }
+        let late = after(now, 3600);
+        assert_eq!(grace_of(delete_pod(&deleting, Some(10), late)), ("put", 1));
+    }
+
+    #[test]
+    fn finalizers_hold_an_object() {
+        let mut held = pod("", "Pending");
+        held["metadata"]["finalizers"] = json!(["example.com/hold"]);
+        assert_eq!(grace_of(delete_pod(&held, None, Timestamp::now())), ("put", 0));
+        let Write::Put(marked) = delete_when_finalized(&held) else { panic!() };
+        assert!(object::is_deleting(&marked));
+        assert_eq!(grace_of(delete_when_finalized(&marked)), ("keep", -1));
+        assert_eq!(grace_of(delete_when_finalized(&pod("", ""))), ("delete", -1));
+    }
+}

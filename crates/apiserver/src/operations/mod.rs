@@ -1,0 +1,117 @@
+//! The verbs, apart from HTTP: what a create, an update or a delete means for each kind of object.
+//! `routes` calls them for clients, `tasks` for the cluster itself.
+
+mod binding;
+mod create;
+mod delete;
+pub(crate) mod scale;
+mod update;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use longshore_store::Store;
+use serde_json::Value;
+
+pub(crate) use delete::DeleteOptions;
+pub(crate) use update::{Change, UpdateRequest};
+
+use crate::admission::core;
+use crate::admission::services::ServiceAllocator;
+use crate::auth::{self, Access, Decision, Reference, ReferenceKind, User};
+use crate::cidr::Cidr;
+use crate::facts::Resource;
+use crate::object;
+use crate::registry::{ListRequest, Registry, VersionMatch};
+use crate::selector::{FieldSelector, LabelSelector};
+use crate::status::StatusError;
+
+/// What the apiserver knows and does: the objects, and what goes beyond one object.
+pub(crate) struct Api {
+    pub(crate) registry: Registry,
+    pub(crate) services: ServiceAllocator,
+    /// How long an event is kept.
+    pub(crate) event_ttl: Duration,
+    /// Where clients in the cluster reach this server.
+    pub(crate) advertised: SocketAddr,
+}
+
+impl Api {
+    pub(crate) fn new(store: Arc<dyn Store>, services: Cidr, event_ttl: Duration, advertised: SocketAddr) -> Api {
+        Api {
+            registry: Registry::new(store),
+            services: ServiceAllocator::new(services),
+            event_ttl,
+            advertised,
+        }
+    }
+
+    /// Whether a caller may do something, and if not, why.
+    pub(crate) async fn is_allowed(&self, access: &Access<'_>) -> Result<Result<(), String>, StatusError> {
+        Ok(match auth::authorize(access) {
+            Decision::Allow => Ok(()),
+            Decision::Deny(reason) => Err(reason.into_owned()),
+            Decision::IfReferenced { node, reference } => match self.is_referenced(&node, &reference).await? {
+                true => Ok(()),
+                false => Err(format!("no relationship found between node '{node}' and this object")),
+            },
+        })
+    }
+
+    /// Whether a pod on the node is, or refers to, the object.
+    async fn is_referenced(&self, node: &str, reference: &Reference) -> Result<bool, StatusError> {
+        let pods = core("pods")?;
+        let is_on_node = |pod: &Value| pod["spec"]["nodeName"] == node;
+        if reference.kind == ReferenceKind::Pod {
+            let pod = self.registry.find(pods, &reference.namespace, &reference.name).await?;
+            return Ok(pod.as_ref().is_some_and(is_on_node));
+        }
+        let all = self.list_all(pods, &reference.namespace).await?;
+        Ok(all.iter().filter(|pod| is_on_node(pod)).any(|pod| {
+            let mut found = false;
+            auth::references(pod, |kind, name| found |= kind == reference.kind && name == reference.name);
+            found
+        }))
+    }
+
+    /// All objects of a resource, in one namespace or (empty) in all.
+    pub(crate) async fn list_all(&self, resource: &Resource, namespace: &str) -> Result<Vec<Value>, StatusError> {
+        let request = ListRequest {
+            resource,
+            namespace,
+            labels: LabelSelector::default(),
+            fields: FieldSelector::default(),
+            limit: 0,
+            continue_token: "",
+            version: VersionMatch::Newest,
+        };
+        let mut items = Vec::new();
+        self.registry.list(&request, |object| Ok(items.push(object))).await?;
+        Ok(items)
+    }
+
+    /// How long the store keeps an object of this kind.
+    fn ttl(&self, resource: &Resource) -> Option<Duration> {
+        (resource.kind == "Event").then_some(self.event_ttl)
+    }
+}
+
+/// The node that calls, if it is one: its writes are restricted.
+fn calling_node(user: &User) -> Option<&str> {
+    auth::node_name(user)
+}
+
+/// A body's namespace must be the path's; an absent one is filled in.
+fn settle_namespace(resource: &Resource, object: &mut Value, namespace: &str) -> Result<(), StatusError> {
+    match object::namespace(object) {
+        "" if resource.namespaced => {
+            object::metadata_mut(object).insert("namespace".into(), namespace.into());
+            Ok(())
+        }
+        given if given == namespace => Ok(()),
+        _ => Err(StatusError::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        )),
+    }
+}

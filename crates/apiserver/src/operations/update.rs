@@ -1,0 +1,167 @@
+//! Changing an object: PUT and PATCH, of the whole or of its status.
+
+use serde_json::Value;
+
+use super::{Api, calling_node, settle_namespace};
+use crate::admission::{node_restriction, pods};
+use crate::auth::User;
+use crate::facts::{Gvk, Resource};
+use crate::object;
+use crate::patch::{self, PatchKind};
+use crate::registry::{Write, Written};
+use crate::schema::{self, FieldValidation};
+use crate::status::{MODIFIED, StatusError};
+
+/// How the object is to change.
+pub(crate) enum Change<'a> {
+    /// Into this one, which conforms to its type.
+    Replace(Value),
+    /// By a patch, on whatever version is the newest.
+    Patch { kind: PatchKind, body: &'a [u8], validation: FieldValidation },
+}
+
+/// An update of one object.
+pub(crate) struct UpdateRequest<'a> {
+    pub(crate) user: &'a User,
+    pub(crate) resource: &'static Resource,
+    /// Empty, `status` or `finalize`.
+    pub(crate) subresource: &'a str,
+    pub(crate) namespace: &'a str,
+    pub(crate) name: &'a str,
+    pub(crate) change: Change<'a>,
+    pub(crate) dry_run: bool,
+}
+
+impl Api {
+    /// Carries out an update. Returns the object and warnings for the client.
+    pub(crate) async fn update(&self, request: &UpdateRequest<'_>) -> Result<(Value, Vec<String>), StatusError> {
+        let resource = request.resource;
+        let mut warnings = Vec::new();
+        let mut before = None;
+        let mut reservation = None;
+        let written = self
+            .registry
+            .write(
+                resource,
+                (request.namespace, request.name),
+                self.ttl(resource),
+                request.dry_run,
+                |current| {
+                    // What an earlier attempt took is given back first.
+                    reservation = None;
+                    let mut new = propose(request, current, &mut warnings)?;
+                    check_identity(request, &mut new, current)?;
+                    self.admit_update(request, &mut new, current)?;
+                    if resource.kind == "Service" && request.subresource.is_empty() {
+                        reservation = Some(self.services.admit(resource, &mut new, Some(current))?);
+                        before = Some(current.clone());
+                    }
+                    validate(request, &new, current)?;
+                    Ok(match finishes_deletion(&new, current) {
+                        true => Write::PutThenDelete(new),
+                        false => Write::Put(new),
+                    })
+                },
+            )
+            .await?;
+        if let (Some(before), Some(reservation), false) = (before, reservation, request.dry_run) {
+            reservation.keep();
+            self.services.release(&before, (!written.deleted).then_some(&written.object));
+        }
+        Ok((written.object, warnings))
+    }
+
+    fn admit_update(
+        &self,
+        request: &UpdateRequest<'_>,
+        new: &mut Value,
+        current: &Value,
+    ) -> Result<(), StatusError> {
+        let resource = request.resource;
+        match request.subresource {
+            "" => {
+                schema::apply_defaults(resource, new);
+                schema::prepare_update(resource, new, current);
+                if resource.kind == "Pod" {
+                    pods::admit_update(new, current);
+                }
+            }
+            "finalize" => {
+                schema::prepare_namespace_finalize(new, current);
+            }
+            _ => schema::prepare_status_update(resource, new, current),
+        }
+        match calling_node(request.user) {
+            Some(node) => node_restriction::admit_update(node, resource, request.subresource, new, current),
+            None => Ok(()),
+        }
+    }
+
+    /// Changes an object of the cluster's own without asking anybody; it is not defaulted or validated.
+    pub(crate) async fn amend(
+        &self,
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+        mut change: impl FnMut(&mut Value) -> Result<(), StatusError> + Send,
+    ) -> Result<Written, StatusError> {
+        self.registry
+            .write(resource, (namespace, name), None, false, |current| {
+                let mut new = current.clone();
+                change(&mut new)?;
+                Ok(Write::Put(new))
+            })
+            .await
+    }
+}
+
+fn propose(request: &UpdateRequest<'_>, current: &Value, warnings: &mut Vec<String>) -> Result<Value, StatusError> {
+    let gvk: Gvk = request.resource.gvk();
+    match &request.change {
+        Change::Replace(object) => Ok(object.clone()),
+        Change::Patch { kind, body, validation } => {
+            let decoded = patch::apply(*kind, gvk, current, body)?;
+            let (object, said) = schema::conform(gvk, decoded, *validation)?;
+            *warnings = said;
+            Ok(object)
+        }
+    }
+}
+
+/// The new object must be of the same life as the stored one, and made from its newest version if it names one.
+fn check_identity(request: &UpdateRequest<'_>, new: &mut Value, current: &Value) -> Result<(), StatusError> {
+    let resource = request.resource;
+    settle_namespace(resource, new, request.namespace)?;
+    if object::name(new).is_empty() {
+        object::metadata_mut(new).insert("name".into(), request.name.into());
+    }
+    if object::name(new) != request.name {
+        return Err(StatusError::bad_request(format!(
+            "the name of the object ({}) does not match the name on the URL ({})",
+            object::name(new),
+            request.name
+        )));
+    }
+    match object::resource_version(new) {
+        // Whether that is enough to go by is for the rules of the kind.
+        "" => Ok(()),
+        version if version == object::resource_version(current) => Ok(()),
+        _ => Err(StatusError::conflict(resource, request.name, MODIFIED)),
+    }
+}
+
+fn validate(request: &UpdateRequest<'_>, new: &Value, current: &Value) -> Result<(), StatusError> {
+    match request.subresource {
+        "" => schema::validate_update(request.resource, new, current),
+        "status" => schema::validate_status_update(request.resource, new, current),
+        _ => Ok(()),
+    }
+}
+
+/// Whether this update takes away the last thing that a begun deletion was waiting for.
+fn finishes_deletion(new: &Value, current: &Value) -> bool {
+    let has_grace = current["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) != 0;
+    let namespace_waits = new["kind"] == "Namespace"
+        && new["spec"]["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty());
+    object::is_deleting(current) && !object::has_finalizers(new) && !has_grace && !namespace_waits
+}

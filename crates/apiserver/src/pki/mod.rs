@@ -1,0 +1,204 @@
+//! The cluster's certificates: one CA, and what it signs. Made at the first start, used again
+//! at the next one, made anew when expired or when the names in them no longer fit.
+//! The binary asks for identities; `server` and `kubelet` read them.
+//!
+//! Current limitations: one CA for clients and servers; no revocation, no rotation while running.
+
+mod certificate;
+mod files;
+mod kubeconfig;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use rcgen::{Issuer, KeyPair};
+
+pub(crate) use certificate::subject_of;
+use certificate::{Certificate, Profile};
+pub use files::write_atomically;
+pub use kubeconfig::Kubeconfig;
+
+/// Why certificates could not be made or read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file could not be read or written.
+    #[error("{action} {path}: {source}", path = path.display())]
+    Io {
+        /// What was tried, such as "read".
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file holds no usable key or certificate.
+    #[error("{path}: {reason}", path = path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A certificate could not be made.
+    #[error("make a certificate for {name:?}: {source}")]
+    Make {
+        /// The common name asked for.
+        name: String,
+        /// What the maker said.
+        source: rcgen::Error,
+    },
+}
+
+/// The result of a call to this module.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A certificate and its key, in PEM files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The certificate chain.
+    pub certificate: PathBuf,
+    /// The private key, readable by its owner alone.
+    pub key: PathBuf,
+}
+
+/// A directory of certificates and the CA that signs them.
+pub struct Pki {
+    dir: PathBuf,
+    ca: Certificate,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Pki {
+    /// Opens the directory; makes it, the CA (`ca.crt`, `ca.key`) and the service-account
+    /// signing key (`sa.key`, `sa.pub`) when they are absent or expired.
+    pub fn open(dir: &Path) -> Result<Pki> {
+        files::create_private_dir(dir)?;
+        let _guard = lock(dir)?;
+        let (certificate, key) = (dir.join("ca.crt"), dir.join("ca.key"));
+        let existing = match Certificate::load(&certificate)? {
+            Some(ca) if ca.is_current() => Some((ca, files::load_key(&key)?)),
+            _ => None,
+        };
+        let (ca, signing_key) = match existing {
+            Some((ca, Some(signing_key))) if ca.belongs_to(&signing_key) => (ca, signing_key),
+            // A CA that cannot be used here but still lives was put there by somebody: not ours to replace.
+            Some(_) => {
+                return Err(Error::Invalid {
+                    path: key,
+                    reason: format!("is absent or not the key of {}", certificate.display()),
+                });
+            }
+            None => {
+                let signing_key = generate("kubernetes")?;
+                let pem = certificate::self_signed("kubernetes", &signing_key)?;
+                files::write_atomically(&key, signing_key.serialize_pem().as_bytes(), 0o600)?;
+                files::write_atomically(&certificate, pem.as_bytes(), 0o644)?;
+                tracing::info!(path = %certificate.display(), "made a certificate authority");
+                (Certificate::parse(&certificate, &pem)?, signing_key)
+            }
+        };
+        let issuer = Issuer::from_ca_cert_der(&ca.der().into(), signing_key).map_err(|source| Error::Make {
+            name: "kubernetes".into(),
+            source,
+        })?;
+        let pki = Pki {
+            dir: dir.to_owned(),
+            ca,
+            issuer,
+        };
+        pki.service_account_key()?;
+        Ok(pki)
+    }
+
+    /// The CA's certificate file.
+    pub fn ca_file(&self) -> PathBuf {
+        self.dir.join("ca.crt")
+    }
+
+    /// The CA's certificate in PEM.
+    pub fn ca_pem(&self) -> &str {
+        self.ca.pem()
+    }
+
+    /// The serving identity (`apiserver.crt`, `apiserver.key`), good for these DNS names and addresses.
+    pub fn serving(&self, names: &[String]) -> Result<Identity> {
+        self.identity("apiserver", &Profile::serving("kube-apiserver", names))
+    }
+
+    /// A client identity under a file stem: common name (user) and organization (group).
+    pub fn client(&self, stem: &str, user: &str, group: Option<&str>) -> Result<Identity> {
+        self.identity(stem, &Profile::client(user, group))
+    }
+
+    fn identity(&self, stem: &str, profile: &Profile<'_>) -> Result<Identity> {
+        let _guard = lock(&self.dir)?;
+        let identity = Identity {
+            certificate: self.dir.join(format!("{stem}.crt")),
+            key: self.dir.join(format!("{stem}.key")),
+        };
+        if self.is_usable(&identity, profile)? {
+            return Ok(identity);
+        }
+        let key = generate(profile.user)?;
+        let pem = certificate::signed(profile, &key, &self.issuer)?;
+        files::write_atomically(&identity.key, key.serialize_pem().as_bytes(), 0o600)?;
+        files::write_atomically(&identity.certificate, pem.as_bytes(), 0o644)?;
+        tracing::info!(path = %identity.certificate.display(), user = profile.user, "made a certificate");
+        Ok(identity)
+    }
+
+    fn is_usable(&self, identity: &Identity, profile: &Profile<'_>) -> Result<bool> {
+        let (Some(certificate), Some(key)) = (
+            Certificate::load(&identity.certificate)?,
+            files::load_key(&identity.key)?,
+        ) else {
+            return Ok(false);
+        };
+        Ok(certificate.is_current()
+            && certificate.belongs_to(&key)
+            && certificate.is_signed_by(&self.ca)
+            && certificate.fits(profile))
+    }
+
+    fn service_account_key(&self) -> Result<()> {
+        let path = self.dir.join("sa.key");
+        let key = match files::load_key(&path)? {
+            Some(key) => key,
+            None => {
+                let key = generate("service accounts")?;
+                files::write_atomically(&path, key.serialize_pem().as_bytes(), 0o600)?;
+                key
+            }
+        };
+        let public = self.dir.join("sa.pub");
+        if std::fs::read(&public).ok().as_deref() != Some(key.public_key_pem().as_bytes()) {
+            files::write_atomically(&public, key.public_key_pem().as_bytes(), 0o644)?;
+        }
+        Ok(())
+    }
+}
+
+fn generate(name: &str) -> Result<KeyPair> {
+    KeyPair::generate().map_err(|source| Error::Make {
+        name: name.into(),
+        source,
+    })
+}
+
+/// Two processes on one directory must not mix a key of the one with a certificate of the other.
+fn lock(dir: &Path) -> Result<File> {
+    let path = dir.join(".lock");
+    File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .and_then(|file| file.lock().map(|()| file))
+        .map_err(|source| Error::Io {
+            action: "lock",
+            path,
+            source,
+        })
+}

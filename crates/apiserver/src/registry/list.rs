@@ -1,0 +1,162 @@
+//! Consistent lists, in chunks.
+
+use longshore_store::{Error, ListOptions, Page, Revision};
+use serde_json::{Value, json};
+
+use super::{Registry, continue_token, decode, keys, refusal, too_large};
+use crate::facts::Resource;
+use crate::selector::{FieldSelector, LabelSelector};
+use crate::status::StatusError;
+
+/// Bounds the memory of one read of the store, whatever the client asks for.
+const PAGE: usize = 500;
+
+/// How a list's resourceVersion is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum VersionMatch {
+    /// The newest.
+    Newest,
+    /// This one or a newer one.
+    NotOlderThan(Revision),
+    /// This one.
+    Exact(Revision),
+}
+
+/// What to list.
+pub(crate) struct ListRequest<'a> {
+    pub(crate) resource: &'a Resource,
+    /// Empty: all.
+    pub(crate) namespace: &'a str,
+    pub(crate) labels: LabelSelector,
+    pub(crate) fields: FieldSelector,
+    /// 0: no limit.
+    pub(crate) limit: usize,
+    pub(crate) continue_token: &'a str,
+    pub(crate) version: VersionMatch,
+}
+
+impl ListRequest<'_> {
+    fn selects_all(&self) -> bool {
+        self.labels.is_empty() && self.fields.is_empty()
+    }
+
+    pub(crate) fn matches(&self, object: &Value) -> bool {
+        self.labels.matches(object) && self.fields.matches(object)
+    }
+}
+
+/// What is to say about a chunk of a list, apart from its items.
+pub(crate) struct ListMeta {
+    pub(crate) revision: Revision,
+    pub(crate) continue_token: Option<String>,
+    pub(crate) remaining: Option<u64>,
+}
+
+impl ListMeta {
+    /// The list's `metadata`.
+    pub(crate) fn to_value(&self) -> Value {
+        let mut metadata = json!({"resourceVersion": self.revision.to_string()});
+        if let Some(token) = &self.continue_token {
+            metadata["continue"] = token.as_str().into();
+        }
+        if let Some(remaining) = self.remaining {
+            metadata["remainingItemCount"] = remaining.into();
+        }
+        metadata
+    }
+}
+
+impl Registry {
+    /// Lists objects as of one revision, each handed to `item` as soon as it is read.
+    pub(crate) async fn list(
+        &self,
+        request: &ListRequest<'_>,
+        mut item: impl FnMut(Value) -> Result<(), StatusError> + Send,
+    ) -> Result<ListMeta, StatusError> {
+        let prefix = keys::prefix(request.resource, request.namespace)?;
+        let (mut start, mut revision) = match (request.continue_token, request.version) {
+            ("", VersionMatch::Exact(revision)) => (None, revision),
+            ("", _) => (None, 0),
+            (token, _) => {
+                let (start, revision) = continue_token::decode(&prefix, token)?;
+                (Some(start), revision)
+            }
+        };
+        let is_continued = start.is_some();
+        let is_one_key = !is_continued && (!request.resource.namespaced || !request.namespace.is_empty());
+        if let (Some(name), true) = (request.fields.name(), is_one_key) {
+            return self.list_one(request, name, revision, item).await;
+        }
+        let mut found = 0;
+        loop {
+            let wanted = match request.limit {
+                0 => PAGE,
+                limit => (limit - found).min(PAGE),
+            };
+            let options = ListOptions { start: start.take(), limit: wanted, revision };
+            let page = self.page(&prefix, options, is_continued).await?;
+            revision = page.revision;
+            if let VersionMatch::NotOlderThan(least) = request.version
+                && least > revision
+            {
+                return Err(too_large(least, revision));
+            }
+            for stored in &page.items {
+                let object = decode(request.resource, stored)?;
+                if request.matches(&object) {
+                    found += 1;
+                    item(object)?;
+                }
+            }
+            let last = page.items.last().filter(|_| page.remaining > 0);
+            let Some(last) = last else {
+                return Ok(ListMeta { revision, continue_token: None, remaining: None });
+            };
+            if request.limit > 0 && found >= request.limit {
+                return Ok(ListMeta {
+                    revision,
+                    continue_token: Some(continue_token::encode(&prefix, &last.key, revision)?),
+                    remaining: request.selects_all().then_some(page.remaining),
+                });
+            }
+            start = Some(format!("{}\0", last.key));
+        }
+    }
+
+    async fn page(&self, prefix: &str, options: ListOptions, is_continued: bool) -> Result<Page, StatusError> {
+        self.store().list(prefix, options).await.map_err(|error| match error {
+            Error::Compacted { .. } if is_continued => StatusError::expired(
+                "The provided continue parameter is too old to display a consistent list result. \
+                 You must start a new list without the continue parameter.",
+            ),
+            Error::Compacted { .. } => {
+                StatusError::expired("The resourceVersion for the provided list is too old.")
+            }
+            error => refusal(error),
+        })
+    }
+
+    /// A field selector on the name, where the namespace is known: one key instead of all.
+    async fn list_one(
+        &self,
+        request: &ListRequest<'_>,
+        name: &str,
+        revision: Revision,
+        mut item: impl FnMut(Value) -> Result<(), StatusError> + Send,
+    ) -> Result<ListMeta, StatusError> {
+        let key = keys::object(request.resource, request.namespace, name)?;
+        let page = self.page(&key, ListOptions { start: None, limit: 1, revision }, false).await?;
+        if let VersionMatch::NotOlderThan(least) = request.version
+            && least > page.revision
+        {
+            return Err(too_large(least, page.revision));
+        }
+        for stored in page.items.iter().filter(|stored| stored.key == key) {
+            let object = decode(request.resource, stored)?;
+            if request.matches(&object) {
+                item(object)?;
+            }
+        }
+        Ok(ListMeta { revision: page.revision, continue_token: None, remaining: None })
+    }
+}

@@ -1,0 +1,226 @@
+//! Objects in the store: keys, revisions, lists and changes. `operations` decides what is written;
+//! here it is written, or refused, as one atomic step.
+
+mod changes;
+mod continue_token;
+mod keys;
+mod list;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use longshore_store::{Error, Expect, KeyValue, Revision, Store};
+use serde_json::Value;
+
+pub(crate) use changes::{Change, Feeds, Stored, Subscription};
+pub(crate) use keys::is_path_segment;
+pub(crate) use list::{ListRequest, VersionMatch};
+
+use crate::facts::Resource;
+use crate::object;
+use crate::schema;
+use crate::status::{Cause, MODIFIED, StatusError};
+
+/// An update that loses the race this often gives up: something writes the object in a loop.
+const MAX_ATTEMPTS: usize = 64;
+
+/// All stored objects.
+pub(crate) struct Registry {
+    store: Arc<dyn Store>,
+    feeds: Feeds,
+}
+
+/// What a write does with the stored object.
+pub(crate) enum Write {
+    /// Store this instead. An equal object is not stored again.
+    Put(Value),
+    /// Store this first, so that watchers see it, and then delete it.
+    PutThenDelete(Value),
+    /// Delete it as it is.
+    Delete,
+    /// Leave it as it is.
+    Keep,
+}
+
+/// What a write did.
+pub(crate) struct Written {
+    /// The object afterwards, or as it was when it was deleted.
+    pub(crate) object: Value,
+    /// Whether it is gone.
+    pub(crate) deleted: bool,
+}
+
+impl Registry {
+    pub(crate) fn new(store: Arc<dyn Store>) -> Registry {
+        Registry {
+            feeds: Feeds::new(store.clone()),
+            store,
+        }
+    }
+
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    pub(crate) fn feeds(&self) -> &Feeds {
+        &self.feeds
+    }
+
+    /// One object; 404 when there is none.
+    pub(crate) async fn get(&self, resource: &Resource, namespace: &str, name: &str) -> Result<Value, StatusError> {
+        self.find(resource, namespace, name)
+            .await?
+            .ok_or_else(|| StatusError::not_found(resource, name))
+    }
+
+    /// One object, if there is one.
+    pub(crate) async fn find(
+        &self,
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<Value>, StatusError> {
+        let key = keys::object(resource, namespace, name)?;
+        match self.store.get(&key).await.map_err(refusal)? {
+            Some(stored) => decode(resource, &stored).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Stores a new object; 409 when the name is taken. With `ttl` it goes by itself after that time.
+    pub(crate) async fn create(
+        &self,
+        resource: &Resource,
+        object: Value,
+        ttl: Option<Duration>,
+    ) -> Result<Value, StatusError> {
+        let name = object::name(&object).to_owned();
+        let key = keys::object(resource, object::namespace(&object), &name)?;
+        let value = encode(resource, object)?;
+        match self.store.put(&key, value, Expect::Absent, ttl).await {
+            Ok(stored) => decode(resource, &stored),
+            Err(Error::Conflict { .. }) => Err(StatusError::already_exists(resource, &name)),
+            Err(error) => Err(refusal(error)),
+        }
+    }
+
+    /// Lets `decide` say what becomes of an object, again when somebody else wrote it meanwhile.
+    /// `decide` refuses what must not be repeated on a newer version. With `dry_run` nothing is written.
+    pub(crate) async fn write(
+        &self,
+        resource: &Resource,
+        (namespace, name): (&str, &str),
+        ttl: Option<Duration>,
+        dry_run: bool,
+        mut decide: impl FnMut(&Value) -> Result<Write, StatusError> + Send,
+    ) -> Result<Written, StatusError> {
+        let key = keys::object(resource, namespace, name)?;
+        let absent = || StatusError::not_found(resource, name);
+        let mut stored = self.store.get(&key).await.map_err(refusal)?.ok_or_else(absent)?;
+        for _ in 0..MAX_ATTEMPTS {
+            let current = decode(resource, &stored)?;
+            let (mut next, deletes) = match decide(&current)? {
+                Write::Keep => (None, false),
+                Write::Delete => (None, true),
+                Write::Put(object) => (Some(object), false),
+                Write::PutThenDelete(object) => (Some(object), true),
+            };
+            if let Some(object) = &mut next {
+                object::set_resource_version(object, stored.mod_revision);
+            }
+            let next = next.filter(|object| *object != current);
+            if dry_run {
+                return Ok(Written { object: next.unwrap_or(current), deleted: deletes });
+            }
+            let conflict = match self.write_once(resource, &key, stored.mod_revision, next, deletes, ttl).await {
+                Ok(Some(written)) => return Ok(written),
+                Ok(None) => return Ok(Written { object: current, deleted: false }),
+                Err(Error::Conflict { current, .. }) => current,
+                Err(error) => return Err(refusal(error)),
+            };
+            stored = match conflict {
+                Some(newer) => newer,
+                None => self.store.get(&key).await.map_err(refusal)?.ok_or_else(absent)?,
+            };
+        }
+        Err(StatusError::conflict(resource, name, MODIFIED))
+    }
+
+    /// `None` when there was nothing to do.
+    async fn write_once(
+        &self,
+        resource: &Resource,
+        key: &str,
+        mut revision: Revision,
+        next: Option<Value>,
+        deletes: bool,
+        ttl: Option<Duration>,
+    ) -> longshore_store::Result<Option<Written>> {
+        let broken = |error: StatusError| Error::Backend(error.message);
+        let mut written = None;
+        if let Some(object) = next {
+            let value = encode(resource, object).map_err(broken)?;
+            let stored = self.store.put(key, value, Expect::Revision(revision), ttl).await?;
+            revision = stored.mod_revision;
+            written = Some(Written { object: decode(resource, &stored).map_err(broken)?, deleted: false });
+        }
+        if deletes {
+            let (mut previous, revision) = self.store.delete(key, revision).await?;
+            previous.mod_revision = revision;
+            written = Some(Written { object: decode(resource, &previous).map_err(broken)?, deleted: true });
+        }
+        Ok(written)
+    }
+}
+
+/// The stored form: no resourceVersion, since the store's revision is the truth.
+fn encode(resource: &Resource, mut object: Value) -> Result<Bytes, StatusError> {
+    object::metadata_mut(&mut object).remove("resourceVersion");
+    serde_json::to_vec(&schema::to_storage(resource, object))
+        .map(Bytes::from)
+        .map_err(StatusError::internal)
+}
+
+fn decode(resource: &Resource, stored: &KeyValue) -> Result<Value, StatusError> {
+    let value = decode_raw(&stored.value, stored.mod_revision)
+        .ok_or_else(|| StatusError::internal(format!("the stored object {} cannot be read", stored.key)))?;
+    Ok(schema::from_storage(resource, value))
+}
+
+/// Parses stored bytes and puts the revision in.
+fn decode_raw(bytes: &[u8], revision: Revision) -> Option<Value> {
+    let mut value: Value = serde_json::from_slice(bytes).ok()?;
+    object::set_resource_version(&mut value, revision);
+    Some(value)
+}
+
+/// A failure of the store as clients know it.
+pub(crate) fn refusal(error: Error) -> StatusError {
+    match error {
+        Error::Compacted { requested, oldest } => {
+            StatusError::expired(format!("too old resource version: {requested} ({oldest})"))
+        }
+        Error::Future { requested, newest } => too_large(requested, newest),
+        Error::Conflict { .. } | Error::Backend(_) => {
+            tracing::error!(%error, "the store failed");
+            StatusError::internal(error)
+        }
+    }
+}
+
+/// A resourceVersion from the future, or of another cluster.
+pub(crate) fn too_large(requested: Revision, newest: Revision) -> StatusError {
+    let message = format!("Too large resource version: {requested}, current: {newest}");
+    let mut error = StatusError::timeout(message).retry_after(1);
+    if let Some(details) = &mut error.details {
+        details.causes.push(Cause {
+            reason: "ResourceVersionTooLarge",
+            message: "Too large resource version".into(),
+            field: String::new(),
+        });
+    }
+    error
+}

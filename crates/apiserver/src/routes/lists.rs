@@ -1,0 +1,153 @@
+//! `get` and `list`.
+
+use hyper::StatusCode;
+use serde_json::Value;
+
+use super::negotiate::Form;
+use super::request::Query;
+use super::respond::{self, Result};
+use super::{Call, Router};
+use crate::facts::Resource;
+use crate::object;
+use crate::registry::{ListRequest, VersionMatch, too_large};
+use crate::selector::{FieldSelector, LabelSelector};
+use crate::status::StatusError;
+use crate::table;
+
+impl Router {
+    pub(super) async fn get(&self, call: Call<'_>) -> Result {
+        let view = call.view()?;
+        let wanted = version(&call.line.query)?.unwrap_or(0);
+        let object = self.api.registry.get(call.resource, &call.path.namespace, &call.path.name).await?;
+        if wanted > 0 {
+            self.check_not_older(wanted).await?;
+        }
+        Ok(view.answer(StatusCode::OK, &object))
+    }
+
+    /// Whatever is read now is newer than any revision that exists.
+    pub(super) async fn check_not_older(&self, wanted: i64) -> Result<()> {
+        let newest = self.api.registry.store().revision().await.map_err(crate::registry::refusal)?;
+        if wanted > newest { Err(too_large(wanted, newest)) } else { Ok(()) }
+    }
+
+    pub(super) async fn list(&self, call: Call<'_>) -> Result {
+        let view = call.view()?;
+        let request = list_request(&call.line.query, call.resource, &call.path.namespace)?;
+        let api_version = call.resource.gvk().api_version();
+        if view.form == Form::Table {
+            let mut rows = Vec::new();
+            let meta = self.api.registry.list(&request, |object| Ok(rows.push(object))).await?;
+            return Ok(respond::json(StatusCode::OK, &view.table(&rows, meta.to_value(), true)));
+        }
+        let (kind, api_version) = match view.form {
+            Form::Metadata => ("PartialObjectMetadata", "meta.k8s.io/v1"),
+            _ => (call.resource.kind, api_version.as_str()),
+        };
+        // Written as it is read: a list is never held as values.
+        let mut text = format!("{{\"kind\":\"{kind}List\",\"apiVersion\":\"{api_version}\",\"items\":[").into_bytes();
+        let mut is_first = true;
+        let meta = self
+            .api
+            .registry
+            .list(&request, |object| {
+                if !std::mem::take(&mut is_first) {
+                    text.push(b',');
+                }
+                let shown = match view.form {
+                    Form::Metadata => table::partial_metadata(&object),
+                    _ => object,
+                };
+                serde_json::to_writer(&mut text, &shown).map_err(StatusError::internal)
+            })
+            .await?;
+        text.extend_from_slice(b"],\"metadata\":");
+        serde_json::to_writer(&mut text, &meta.to_value()).map_err(StatusError::internal)?;
+        text.push(b'}');
+        Ok(respond::json_text(StatusCode::OK, text))
+    }
+}
+
+/// `resourceVersion`, checked.
+pub(super) fn version(query: &Query) -> Result<Option<i64>> {
+    let Some(text) = query.get("resourceVersion") else {
+        return Ok(None);
+    };
+    match text.parse::<i64>() {
+        Ok(version) if version >= 0 => Ok(Some(version)),
+        _ => Err(StatusError::bad_request(format!("invalid resource version: {text:?}"))),
+    }
+}
+
+/// The selectors of a list, a watch or a deletecollection.
+pub(super) fn selectors(query: &Query, resource: &Resource) -> Result<(LabelSelector, FieldSelector)> {
+    let labels = query.get("labelSelector").map(LabelSelector::parse).transpose()?;
+    let fields = query.get("fieldSelector").map(|text| FieldSelector::parse(resource, text)).transpose()?;
+    Ok((labels.unwrap_or_default(), fields.unwrap_or_default()))
+}
+
+pub(super) fn list_request<'a>(
+    query: &'a Query,
+    resource: &'a Resource,
+    namespace: &'a str,
+) -> Result<ListRequest<'a>> {
+    let (labels, fields) = selectors(query, resource)?;
+    let limit = query.number::<usize>("limit")?.unwrap_or(0);
+    let continue_token = query.get("continue").unwrap_or_default();
+    Ok(ListRequest {
+        resource,
+        namespace,
+        labels,
+        fields,
+        limit,
+        continue_token,
+        version: version_match(query, limit, !continue_token.is_empty())?,
+    })
+}
+
+fn version_match(query: &Query, limit: usize, is_continued: bool) -> Result<VersionMatch> {
+    let version = version(query)?;
+    let wanted = query.get("resourceVersionMatch");
+    if is_continued {
+        return match (version.unwrap_or(0), wanted) {
+            (0, None) => Ok(VersionMatch::Newest),
+            (0, Some(_)) => Err(StatusError::bad_request(
+                "resourceVersionMatch is forbidden when continue is provided",
+            )),
+            _ => Err(StatusError::bad_request(
+                "specifying resource version is not allowed when using continue",
+            )),
+        };
+    }
+    match (version, wanted) {
+        (None, Some(_)) => {
+            Err(StatusError::bad_request("resourceVersionMatch is forbidden unless resourceVersion is provided"))
+        }
+        (Some(0), Some("Exact")) => Err(StatusError::bad_request(
+            "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
+        )),
+        (None | Some(0), _) => Ok(VersionMatch::Newest),
+        (Some(version), Some("Exact")) => Ok(VersionMatch::Exact(version)),
+        (Some(version), Some("NotOlderThan")) => Ok(VersionMatch::NotOlderThan(version)),
+        // Without a word a limited list is exact, an unlimited one is not older: as ever.
+        (Some(version), None) if limit > 0 => Ok(VersionMatch::Exact(version)),
+        (Some(version), None) => Ok(VersionMatch::NotOlderThan(version)),
+        (_, Some(other)) => Err(StatusError::bad_request(format!(
+            "resourceVersionMatch: Unsupported value: {other:?}: supported values: \"Exact\", \"NotOlderThan\""
+        ))),
+    }
+}
+
+/// `kind`, `apiVersion` and `metadata` of an object that stands for a revision alone.
+pub(super) fn bookmark(resource: &Resource, revision: i64, ends_initial_events: bool) -> Value {
+    let mut bookmark = serde_json::json!({
+        "kind": resource.kind,
+        "apiVersion": resource.gvk().api_version(),
+        "metadata": {"creationTimestamp": null},
+    });
+    object::set_resource_version(&mut bookmark, revision);
+    if ends_initial_events {
+        bookmark["metadata"]["annotations"] = serde_json::json!({"k8s.io/initial-events-end": "true"});
+    }
+    bookmark
+}

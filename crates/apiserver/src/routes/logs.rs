@@ -1,0 +1,161 @@
+//! `pods/log`: the output of a container, from the node that runs it.
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use http_body_util::{BodyExt, BodyStream, Limited};
+use hyper::StatusCode;
+use hyper::header::HeaderValue;
+use serde_json::Value;
+
+use super::request::Query;
+use super::respond::{self, Result};
+use super::{Call, Router};
+use crate::admission::core;
+use crate::kubelet::Endpoint;
+use crate::server::{Body, BoxError};
+use crate::status::{Details, StatusError};
+
+/// How much of a node's refusal is passed on.
+const MAX_ERROR_TEXT: usize = 50_000;
+
+impl Router {
+    pub(super) async fn log(&self, call: Call<'_>) -> Result {
+        let query = &call.line.query;
+        let (namespace, name) = (call.path.namespace.as_str(), call.path.name.as_str());
+        let pod = self.api.registry.get(call.resource, namespace, name).await?;
+        let container = container(&pod, name, query.get("container"))?;
+        let options = options(query)?;
+        let plain = HeaderValue::from_static("text/plain");
+        let Some(node) = pod["spec"]["nodeName"].as_str().filter(|node| !node.is_empty()) else {
+            return Ok(respond::raw(StatusCode::OK, plain, Body::from(Bytes::new())));
+        };
+        let node = self.api.registry.get(core("nodes")?, "", node).await?;
+        let endpoint = Endpoint::of(&node).map_err(StatusError::internal)?;
+        let path = format!("/containerLogs/{namespace}/{name}/{container}{options}");
+        let skip_verification = query.flag("insecureSkipTLSVerifyBackend");
+        let response = self.kubelet.get(&endpoint, &path, skip_verification).await.map_err(StatusError::internal)?;
+        let (status, body) = (response.status(), response.into_body());
+        if !matches!(status.as_u16(), 200..=206) {
+            let text = match Limited::new(body, MAX_ERROR_TEXT).collect().await {
+                Ok(text) => String::from_utf8_lossy(&text.to_bytes()).into_owned(),
+                Err(error) => error.to_string(),
+            };
+            return Err(refusal(status, name, text));
+        }
+        let stop = self.stop.clone();
+        let output = BodyStream::new(body)
+            .map_ok(|frame| frame.into_data().unwrap_or_default())
+            .map_err(BoxError::from)
+            .take_until(stop.cancelled_owned());
+        Ok(respond::raw(StatusCode::OK, plain, Body::stream(output)))
+    }
+}
+
+/// Which container is meant.
+fn container<'a>(pod: &'a Value, pod_name: &str, wanted: Option<&'a str>) -> Result<&'a str> {
+    let names_in = |list: &str| pod["spec"][list].as_array().into_iter().flatten().filter_map(|c| c["name"].as_str());
+    let all = || ["initContainers", "containers", "ephemeralContainers"].into_iter().flat_map(names_in);
+    match wanted {
+        Some(wanted) if all().any(|name| name == wanted) => Ok(wanted),
+        Some(wanted) => {
+            Err(StatusError::bad_request(format!("container {wanted} is not valid for pod {pod_name}")))
+        }
+        None => {
+            let mut names = names_in("containers");
+            match (names.next(), names.next()) {
+                (Some(only), None) => Ok(only),
+                (None, _) => {
+                    Err(StatusError::bad_request(format!("a container name must be specified for pod {pod_name}")))
+                }
+                _ => Err(StatusError::bad_request(format!(
+                    "a container name must be specified for pod {pod_name}, choose one of: [{}]",
+                    all().collect::<Vec<_>>().join(" ")
+                ))),
+            }
+        }
+    }
+}
+
+/// The query for the node: what it understands, checked, and nothing else.
+fn options(query: &Query) -> Result<String> {
+    let mut options = form_urlencoded::Serializer::new(String::new());
+    for name in ["follow", "previous", "timestamps"] {
+        if query.flag(name) {
+            options.append_pair(name, "true");
+        }
+    }
+    for (name, least) in [("sinceSeconds", 1), ("tailLines", 0), ("limitBytes", 1)] {
+        match query.number::<i64>(name)? {
+            Some(number) if number < least => {
+                let why = format!("{name}: Invalid value: {number}: must be greater than or equal to {least}");
+                return Err(StatusError::bad_request(why));
+            }
+            Some(number) => drop(options.append_pair(name, &number.to_string())),
+            None => {}
+        }
+    }
+    if let Some(time) = query.get("sinceTime") {
+        let time: jiff::Timestamp = time
+            .parse()
+            .map_err(|_| StatusError::bad_request(format!("sinceTime: Invalid value: {time:?}: must be RFC 3339")))?;
+        options.append_pair("sinceTime", &time.to_string());
+    }
+    match query.get("stream") {
+        None | Some("All") => {}
+        Some(stream @ ("Stdout" | "Stderr")) => drop(options.append_pair("stream", stream)),
+        Some(other) => {
+            return Err(StatusError::bad_request(format!(
+                "stream: Unsupported value: {other:?}: supported values: \"All\", \"Stderr\", \"Stdout\""
+            )));
+        }
+    }
+    let options = options.finish();
+    Ok(if options.is_empty() { options } else { format!("?{options}") })
+}
+
+/// What the node said, as a `Status`.
+fn refusal(status: StatusCode, pod: &str, text: String) -> StatusError {
+    match status {
+        StatusCode::BAD_REQUEST => StatusError::bad_request(text),
+        StatusCode::INTERNAL_SERVER_ERROR => StatusError::internal(text),
+        StatusCode::NOT_FOUND => StatusError {
+            code: 404,
+            reason: "NotFound",
+            message: format!("the server could not find the requested resource ( pods/log {pod}): {text}"),
+            details: Some(Box::new(Details { name: pod.into(), kind: "pods/log".into(), ..Details::default() })),
+        },
+        // A redirect too: where it leads is not for a node to say.
+        status => StatusError::internal(format!("the node answered {status}: {text}")),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn containers_are_chosen_as_ever() {
+        let pod = json!({"spec": {"containers": [{"name": "a"}, {"name": "b"}], "initContainers": [{"name": "i"}]}});
+        assert_eq!(container(&pod, "web", Some("i")).unwrap(), "i");
+        assert_eq!(
+            container(&pod, "web", None).unwrap_err().message,
+            "a container name must be specified for pod web, choose one of: [i a b]"
+        );
+        assert_eq!(
+            container(&pod, "web", Some("x")).unwrap_err().message,
+            "container x is not valid for pod web"
+        );
+        assert_eq!(container(&json!({"spec": {"containers": [{"name": "a"}]}}), "web", None).unwrap(), "a");
+        assert!(Endpoint::of(&json!({})).is_err());
+    }
+
+    #[test]
+    fn refusals_keep_the_nodes_words() {
+        assert_eq!(refusal(StatusCode::BAD_REQUEST, "web", "why".into()).message, "why");
+        assert_eq!(refusal(StatusCode::FOUND, "web", String::new()).code, 500);
+        assert_eq!(refusal(StatusCode::NOT_FOUND, "web", "gone".into()).code, 404);
+    }
+}

@@ -1,0 +1,246 @@
+//! From a request to its answer: understand it, know the caller, ask whether he may, and hand it
+//! to the room for its verb.
+
+mod lists;
+mod logs;
+mod metrics;
+mod negotiate;
+mod request;
+mod respond;
+mod reviews;
+mod system;
+#[cfg(test)]
+mod tests;
+mod watches;
+mod writes;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::{Body as _, Incoming};
+use hyper::{HeaderMap, Request, header};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use self::metrics::Metrics;
+use self::request::{RequestLine, ResourcePath};
+use self::respond::{Answer, Result, View};
+use crate::auth::{self, Access, ResourceTarget, Target, User};
+use crate::facts::{self, Resource};
+use crate::kubelet::KubeletClient;
+use crate::operations::Api;
+use crate::server::Peer;
+use crate::status::StatusError;
+use crate::table::IncludeObject;
+
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+const MAX_BODY: usize = 3 << 20;
+/// All bodies that are being read or worked on together; a JSON value takes several times as much.
+const BODY_BUDGET_KIB: usize = 16 << 10;
+
+/// Answers requests.
+pub(crate) struct Router {
+    api: Arc<Api>,
+    kubelet: KubeletClient,
+    metrics: Metrics,
+    stop: CancellationToken,
+    body_budget: Arc<Semaphore>,
+}
+
+/// A request whose caller is known and allowed.
+struct Call<'a> {
+    user: &'a User,
+    verb: &'static str,
+    line: &'a RequestLine,
+    path: &'a ResourcePath,
+    resource: &'static Resource,
+    headers: HeaderMap,
+    /// `None` once it has been read.
+    body: Option<Incoming>,
+}
+
+impl Router {
+    pub(crate) fn new(api: Arc<Api>, kubelet: KubeletClient, stop: CancellationToken) -> Router {
+        Router {
+            api,
+            kubelet,
+            metrics: Metrics::default(),
+            stop,
+            body_budget: Arc::new(Semaphore::new(BODY_BUDGET_KIB)),
+        }
+    }
+
+    /// Every request gets an answer; a refusal is a `Status` object.
+    pub(crate) async fn handle(&self, peer: &Peer, request: Request<Incoming>) -> Answer {
+        let began = Instant::now();
+        let (method, uri) = (request.method().clone(), request.uri().clone());
+        let line = RequestLine::parse(&method, &uri);
+        let answer = match &line {
+            Ok(line) => self.answer(peer, line, request).await,
+            Err(error) => Err(error.clone()),
+        };
+        let answer = answer.unwrap_or_else(|error| respond::refusal(&error));
+        if let Ok(line) = &line {
+            self.metrics.count(line, answer.status());
+        }
+        tracing::debug!(%method, %uri, code = answer.status().as_u16(), took = ?began.elapsed(), "request");
+        answer
+    }
+
+    async fn answer(&self, peer: &Peer, line: &RequestLine, request: Request<Incoming>) -> Result {
+        let user = peer.user().ok_or_else(StatusError::unauthorized)?;
+        self.authorize(&user, line).await?;
+        let Some(path) = &line.resource else {
+            return timeout(REQUEST_TIMEOUT, self.system(line, request.headers()))
+                .await
+                .map_err(|_| too_long())?;
+        };
+        let resource = facts::lookup(&path.group, &path.version, &path.resource)
+            .ok_or_else(StatusError::no_such_path)?;
+        let (parts, body) = request.into_parts();
+        let call = Call { user: &user, verb: line.verb, line, path, resource, headers: parts.headers, body: Some(body) };
+        timeout(REQUEST_TIMEOUT, self.dispatch(call)).await.map_err(|_| too_long())?
+    }
+
+    async fn authorize(&self, user: &User, line: &RequestLine) -> Result<()> {
+        let fields;
+        let target = match &line.resource {
+            None => Target::Path(&line.path),
+            Some(path) => {
+                fields = line.query.get("fieldSelector").map(equalities).unwrap_or_default();
+                Target::Resource(ResourceTarget {
+                    group: &path.group,
+                    resource: &path.resource,
+                    subresource: &path.subresource,
+                    namespace: &path.namespace,
+                    name: &path.name,
+                    fields: &fields,
+                })
+            }
+        };
+        let access = Access { user, verb: line.verb, target };
+        let Err(reason) = self.api.is_allowed(&access).await? else {
+            return Ok(());
+        };
+        if user.is_anonymous() {
+            return Err(StatusError::unauthorized());
+        }
+        let message = auth::forbidden_message(&access, &reason);
+        Err(match &line.resource {
+            None => StatusError::forbidden_path(&message),
+            Some(path) => match facts::lookup(&path.group, &path.version, &path.resource) {
+                Some(resource) => StatusError::forbidden(resource, &path.name, &message),
+                None => StatusError::forbidden_path(&message),
+            },
+        })
+    }
+
+    async fn dispatch(&self, call: Call<'_>) -> Result {
+        let is_stored = !call.resource.storage.is_empty();
+        if !call.path.subresource.is_empty() {
+            return self.subresource(call).await;
+        }
+        if !call.resource.allows(call.verb) {
+            return Err(StatusError::method_not_allowed(call.resource, call.verb));
+        }
+        let is_unscoped = call.resource.namespaced && call.path.namespace.is_empty();
+        match call.verb {
+            "create" if !is_stored => self.review(call).await,
+            "list" => self.list(call).await,
+            "watch" => self.watch(call).await,
+            // Only lists and watches go across namespaces.
+            "create" if !call.path.name.is_empty() => {
+                Err(StatusError::method_not_allowed(call.resource, call.verb))
+            }
+            _ if is_unscoped => Err(StatusError::method_not_allowed(call.resource, call.verb)),
+            "get" => self.get(call).await,
+            "create" => self.create(call).await,
+            "update" | "patch" => self.update(call).await,
+            "delete" => self.delete(call).await,
+            "deletecollection" => self.delete_collection(call).await,
+            _ => Err(StatusError::method_not_allowed(call.resource, call.verb)),
+        }
+    }
+
+    async fn subresource(&self, call: Call<'_>) -> Result {
+        let subresource =
+            call.resource.subresource(&call.path.subresource).ok_or_else(StatusError::no_such_path)?;
+        if !subresource.verbs.contains(&call.verb) {
+            return Err(StatusError::method_not_allowed(call.resource, call.verb));
+        }
+        match (subresource.name, call.verb) {
+            ("status", "get") => self.get(call).await,
+            ("status" | "finalize", _) => self.update(call).await,
+            ("scale", _) => self.scale(call, subresource).await,
+            ("binding", _) => self.bind(call, subresource).await,
+            ("eviction", _) => self.evict(call, subresource).await,
+            ("log", _) => self.log(call).await,
+            _ => Err(StatusError::method_not_allowed(call.resource, call.verb)),
+        }
+    }
+}
+
+fn too_long() -> StatusError {
+    StatusError::timeout("request did not complete within the allotted timeout")
+}
+
+/// The `field=value` terms of a selector, for the authorizer.
+fn equalities(selector: &str) -> Vec<(String, String)> {
+    selector
+        .split(',')
+        .filter(|term| !term.contains("!="))
+        .filter_map(|term| term.split_once('='))
+        .map(|(field, value)| (field.trim().to_owned(), value.trim_start_matches('=').trim().to_owned()))
+        .collect()
+}
+
+impl Call<'_> {
+    fn header(&self, name: header::HeaderName) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+
+    /// How the client wants to see objects of the resource.
+    fn view(&self) -> Result<View> {
+        Ok(View {
+            resource: self.resource,
+            form: negotiate::form(self.header(header::ACCEPT))?,
+            include: IncludeObject::parse(self.line.query.get("includeObject"))?,
+        })
+    }
+}
+
+/// A body, and the share of all bodies' memory that it holds until it is dropped.
+struct BodyText {
+    bytes: Bytes,
+    content_type: Option<String>,
+    _share: tokio::sync::OwnedSemaphorePermit,
+}
+
+impl Router {
+    /// Reads a request's body within its bounds.
+    async fn read_body(&self, headers: &HeaderMap, body: Incoming) -> Result<BodyText> {
+        let too_large = || StatusError::too_large(format!("limit is {MAX_BODY}"));
+        let expected = body.size_hint();
+        if expected.lower() > MAX_BODY as u64 {
+            return Err(too_large());
+        }
+        let most = expected.upper().map_or(MAX_BODY, |bytes| bytes.min(MAX_BODY as u64) as usize);
+        let share = self
+            .body_budget
+            .clone()
+            .acquire_many_owned((most / 1024 + 1) as u32)
+            .await
+            .map_err(StatusError::internal)?;
+        let bytes = Limited::new(body, MAX_BODY).collect().await.map_err(|error| {
+            match error.downcast_ref::<LengthLimitError>() {
+                Some(_) => too_large(),
+                None => StatusError::bad_request(format!("the body could not be read: {error}")),
+            }
+        })?;
+        let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        Ok(BodyText { bytes: bytes.to_bytes(), content_type: content_type.map(str::to_owned), _share: share })
+    }
+}

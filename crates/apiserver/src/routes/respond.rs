@@ -1,0 +1,128 @@
+//! Answers.
+
+use bytes::Bytes;
+use hyper::header::{self, HeaderValue};
+use hyper::{Response, StatusCode};
+use serde_json::{Value, json};
+
+use super::negotiate::Form;
+use crate::facts::Resource;
+use crate::schema;
+use crate::server::Body;
+use crate::status::StatusError;
+use crate::table::{self, IncludeObject};
+
+pub(super) type Answer = Response<Body>;
+pub(super) type Result<T = Answer> = std::result::Result<T, StatusError>;
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// An answer with these bytes.
+pub(super) fn raw(code: StatusCode, content_type: HeaderValue, body: Body) -> Answer {
+    let mut response = Response::new(body);
+    *response.status_mut() = code;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, content_type);
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    response
+}
+
+pub(super) fn json_text(code: StatusCode, text: impl Into<Bytes>) -> Answer {
+    raw(code, JSON, Body::from(text))
+}
+
+pub(super) fn json_stream(body: Body) -> Answer {
+    raw(StatusCode::OK, JSON, body)
+}
+
+pub(super) fn json(code: StatusCode, value: &Value) -> Answer {
+    json_text(code, value.to_string())
+}
+
+pub(super) fn text(code: StatusCode, text: String) -> Answer {
+    let mut response = raw(code, HeaderValue::from_static("text/plain; charset=utf-8"), Body::from(text));
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+/// A refusal as a `Status` object.
+pub(super) fn refusal(error: &StatusError) -> Answer {
+    let code = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = json(code, &error.to_value());
+    let seconds = error.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+    if seconds > 0 {
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
+    response
+}
+
+/// A `Status` object that says that all went well.
+pub(super) fn success(code: StatusCode, details: Option<Value>) -> Answer {
+    let mut status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});
+    match details {
+        Some(details) => status["details"] = details,
+        None => status["code"] = code.as_u16().into(),
+    }
+    json(code, &status)
+}
+
+/// How objects are shown.
+#[derive(Clone, Copy)]
+pub(super) struct View {
+    pub(super) resource: &'static Resource,
+    pub(super) form: Form,
+    pub(super) include: IncludeObject,
+}
+
+impl View {
+    /// One object in the wanted form. `headers`: with a table's column definitions.
+    pub(super) fn render(&self, object: &Value, headers: bool) -> Value {
+        match self.form {
+            Form::Object => object.clone(),
+            Form::Metadata => table::partial_metadata(object),
+            Form::Table => {
+                let meta = json!({"resourceVersion": object["metadata"]["resourceVersion"]});
+                self.table([object], meta, headers)
+            }
+        }
+    }
+
+    pub(super) fn table<'a>(
+        &self,
+        objects: impl IntoIterator<Item = &'a Value>,
+        meta: Value,
+        headers: bool,
+    ) -> Value {
+        table::render(self.resource, objects, meta, self.include, headers, jiff::Timestamp::now())
+    }
+
+    pub(super) fn answer(&self, code: StatusCode, object: &Value) -> Answer {
+        match self.form {
+            Form::Object => json(code, object),
+            _ => json(code, &self.render(object, true)),
+        }
+    }
+
+    /// A stored object as this resource shows it, if it does not show it as it is stored.
+    pub(super) fn from_storage(&self, stored: &Value) -> Option<Value> {
+        let owner = crate::facts::RESOURCES.iter().find(|other| other.same_storage(self.resource))?;
+        (owner.group != self.resource.group).then(|| schema::from_storage(self.resource, stored.clone()))
+    }
+}
+
+/// Adds warnings for the person at the client.
+pub(super) fn warn(response: &mut Answer, warnings: &[String]) {
+    for warning in warnings {
+        let quoted: String = warning
+            .chars()
+            .filter(|character| !character.is_control())
+            .flat_map(|character| match character {
+                '"' | '\\' => vec!['\\', character],
+                _ => vec![character],
+            })
+            .collect();
+        if let Ok(value) = HeaderValue::from_bytes(format!("299 - \"{quoted}\"").as_bytes()) {
+            response.headers_mut().append(header::WARNING, value);
+        }
+    }
+}

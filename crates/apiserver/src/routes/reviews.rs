@@ -1,0 +1,99 @@
+//! Resources that are questions: who am I, may he do this, is this token good.
+//!
+//! Current limitations: no service-account tokens are issued yet, so no token is good.
+
+use hyper::StatusCode;
+use serde_json::{Value, json};
+
+use super::respond::{self, Result};
+use super::{Call, Router};
+use crate::auth::{Access, MASTERS, ResourceTarget, Target, User};
+use crate::schema::{self, FieldValidation};
+use crate::status::StatusError;
+
+impl Router {
+    pub(super) async fn review(&self, mut call: Call<'_>) -> Result {
+        let body = self.body(&mut call).await?;
+        let decoded = schema::decode(&body.bytes, body.content_type.as_deref())?;
+        let (mut review, _) = schema::conform(call.resource.gvk(), decoded, FieldValidation::Ignore)?;
+        review["status"] = match call.resource.kind {
+            "SubjectAccessReview" => {
+                let user = subject(&review["spec"])?;
+                self.access_status(&user, &review["spec"]).await?
+            }
+            "SelfSubjectAccessReview" => self.access_status(call.user, &review["spec"]).await?,
+            "SelfSubjectReview" => {
+                json!({"userInfo": {"username": call.user.name, "groups": call.user.groups}})
+            }
+            "TokenReview" if review["spec"]["token"].as_str().is_none_or(str::is_empty) => {
+                return Err(StatusError::bad_request("token is required for TokenReview in authentication"));
+            }
+            "TokenReview" => json!({"user": {}, "error": "no token is accepted by this apiserver"}),
+            _ => return Err(StatusError::method_not_allowed(call.resource, call.verb)),
+        };
+        Ok(respond::json(StatusCode::CREATED, &review))
+    }
+
+    async fn access_status(&self, user: &User, spec: &Value) -> Result<Value> {
+        let verdict = self.verdict(user, spec).await?;
+        Ok(match verdict {
+            Ok(()) => json!({"allowed": true}),
+            Err(reason) if reason.is_empty() => json!({"allowed": false}),
+            Err(reason) => json!({"allowed": false, "reason": reason}),
+        })
+    }
+
+    async fn verdict(&self, user: &User, spec: &Value) -> Result<std::result::Result<(), String>> {
+        let (resource, path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
+        if resource.is_object() == path.is_object() {
+            return Err(StatusError::bad_request(
+                "exactly one of nonResourceAttributes or resourceAttributes must be specified",
+            ));
+        }
+        if path.is_object() {
+            let access = Access { user, verb: text(path, "verb"), target: Target::Path(text(path, "path")) };
+            return self.api.is_allowed(&access).await;
+        }
+        let asks_for_all = ["verb", "group", "resource"].iter().any(|field| text(resource, field) == "*");
+        if asks_for_all {
+            // Only who may do everything may do "everything".
+            return Ok(if user.is_in(MASTERS) { Ok(()) } else { Err(String::new()) });
+        }
+        let fields = required_fields(resource);
+        let target = Target::Resource(ResourceTarget {
+            group: text(resource, "group"),
+            resource: text(resource, "resource"),
+            subresource: text(resource, "subresource"),
+            namespace: text(resource, "namespace"),
+            name: text(resource, "name"),
+            fields: &fields,
+        });
+        self.api.is_allowed(&Access { user, verb: text(resource, "verb"), target }).await
+    }
+}
+
+fn text<'a>(value: &'a Value, field: &str) -> &'a str {
+    value[field].as_str().unwrap_or_default()
+}
+
+fn subject(spec: &Value) -> Result<User> {
+    let groups: Vec<String> =
+        spec["groups"].as_array().into_iter().flatten().filter_map(|group| group.as_str().map(str::to_owned)).collect();
+    let name = text(spec, "user").to_owned();
+    if name.is_empty() && groups.is_empty() {
+        return Err(StatusError::bad_request("at least one of user or group must be specified"));
+    }
+    Ok(User { name, groups })
+}
+
+/// The equality terms of a review's field selector.
+fn required_fields(resource: &Value) -> Vec<(String, String)> {
+    let requirements = resource["fieldSelector"]["requirements"].as_array().into_iter().flatten();
+    requirements
+        .filter(|requirement| requirement["operator"] == "In")
+        .filter_map(|requirement| match requirement["values"].as_array().map(Vec::as_slice) {
+            Some([value]) => Some((text(requirement, "key").to_owned(), value.as_str()?.to_owned())),
+            _ => None,
+        })
+        .collect()
+}

@@ -1,0 +1,98 @@
+//! Paths that are no resources: health, version, metrics, discovery and OpenAPI.
+
+use std::time::Duration;
+
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::StatusCode;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::request::RequestLine;
+use super::respond::{self, Result};
+use super::{Router, negotiate};
+use crate::discovery;
+use crate::openapi;
+use crate::server::Body;
+use crate::status::StatusError;
+
+const STORE_TIMEOUT: Duration = Duration::from_secs(2);
+
+impl Router {
+    pub(super) async fn system(&self, line: &RequestLine, headers: &HeaderMap) -> Result {
+        if line.verb != "get" {
+            return Err(StatusError::no_such_path());
+        }
+        let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+        let path = match line.path.trim_end_matches('/') {
+            "" => "/",
+            path => path,
+        };
+        match path {
+            "/livez" | "/readyz" | "/healthz" => Ok(self.health(&path[1..], line.query.has("verbose")).await),
+            "/version" => Ok(respond::json(StatusCode::OK, &discovery::version())),
+            "/metrics" => Ok(respond::text(StatusCode::OK, self.metrics.render())),
+            "/" => Ok(respond::json(StatusCode::OK, &paths())),
+            "/api" | "/apis" if negotiate::wants_aggregated_discovery(accept) => {
+                let content_type = HeaderValue::from_static(discovery::AGGREGATED_CONTENT_TYPE);
+                let document = discovery::aggregated(path == "/api").to_string();
+                let mut answer = respond::raw(StatusCode::OK, content_type, Body::from(document));
+                answer.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept"));
+                Ok(answer)
+            }
+            "/api" => {
+                let address = self.api.advertised.to_string();
+                Ok(respond::json(StatusCode::OK, &discovery::api_versions(&address)))
+            }
+            "/apis" => Ok(respond::json(StatusCode::OK, &discovery::groups())),
+            "/openapi/v3" => Ok(respond::json(StatusCode::OK, &openapi::index())),
+            path => match document(path) {
+                Some(document) => Ok(respond::json(StatusCode::OK, &document)),
+                None => Err(StatusError::no_such_path()),
+            },
+        }
+    }
+
+    async fn health(&self, name: &str, is_verbose: bool) -> respond::Answer {
+        let store = timeout(STORE_TIMEOUT, self.api.registry.store().revision()).await;
+        let checks = [
+            ("ping", true),
+            ("store", matches!(store, Ok(Ok(_)))),
+            ("shutdown", name != "readyz" || !self.stop.is_cancelled()),
+        ];
+        let is_healthy = checks.iter().all(|(_, passed)| *passed);
+        if is_healthy && !is_verbose {
+            return respond::text(StatusCode::OK, "ok".into());
+        }
+        let mut report: String = checks
+            .iter()
+            .map(|(check, passed)| match passed {
+                true => format!("[+]{check} ok\n"),
+                false => format!("[-]{check} failed\n"),
+            })
+            .collect();
+        let (code, verdict) = match is_healthy {
+            true => (StatusCode::OK, "passed"),
+            false => (StatusCode::INTERNAL_SERVER_ERROR, "failed"),
+        };
+        report.push_str(&format!("{name} check {verdict}\n"));
+        respond::text(code, report)
+    }
+}
+
+/// Discovery of a group or a version, or one OpenAPI document.
+fn document(path: &str) -> Option<Value> {
+    let mut parts = path.strip_prefix('/')?.splitn(3, '/');
+    match (parts.next()?, parts.next()?, parts.next()) {
+        ("api", version, None) => discovery::resources("", version),
+        ("apis", group, None) => discovery::group(group),
+        ("apis", group, Some(version)) => discovery::resources(group, version),
+        ("openapi", "v3", Some(document)) => openapi::document(document),
+        _ => None,
+    }
+}
+
+fn paths() -> Value {
+    json!({"paths": [
+        "/api", "/api/v1", "/apis", "/healthz", "/livez", "/metrics", "/openapi/v3", "/readyz", "/version",
+    ]})
+}

@@ -1,0 +1,191 @@
+//! `create`, `update`, `patch`, `delete`, `deletecollection` and the sub-resources that write.
+
+use hyper::StatusCode;
+use serde_json::{Value, json};
+
+use super::respond::{self, Answer, Result};
+use super::{BodyText, Call, Router, lists};
+use crate::facts::{Gvk, Subresource};
+use crate::object;
+use crate::operations::{Change, DeleteOptions, UpdateRequest, scale};
+use crate::patch::PatchKind;
+use crate::registry::Written;
+use crate::schema::{self, FieldValidation};
+use crate::status::StatusError;
+
+/// Kinds whose deletion is answered with the object that was deleted; that of others with a bare success.
+const RETURNED_WHEN_DELETED: [&str; 4] = ["Namespace", "Pod", "Service", "ServiceAccount"];
+
+impl Router {
+    pub(super) async fn create(&self, mut call: Call<'_>) -> Result {
+        let view = call.view()?;
+        let body = self.body(&mut call).await?;
+        let (object, warnings) = conform(&call, call.resource.gvk(), &body)?;
+        let dry_run = call.line.query.dry_run()?;
+        let created =
+            self.api.create(call.user, call.resource, &call.path.namespace, object, dry_run).await?;
+        Ok(with_warnings(view.answer(StatusCode::CREATED, &created), &warnings))
+    }
+
+    pub(super) async fn update(&self, mut call: Call<'_>) -> Result {
+        let view = call.view()?;
+        let body = self.body(&mut call).await?;
+        let (change, mut warnings) = change(&call, call.resource.gvk(), &body)?;
+        let request = UpdateRequest {
+            user: call.user,
+            resource: call.resource,
+            subresource: &call.path.subresource,
+            namespace: &call.path.namespace,
+            name: &call.path.name,
+            change,
+            dry_run: call.line.query.dry_run()?,
+        };
+        let (object, said) = match self.api.update(&request).await {
+            Err(error) if error.code == 404 && creates_on_update(&request) => {
+                let Change::Replace(object) = request.change else { return Err(error) };
+                let created = self
+                    .api
+                    .create(call.user, call.resource, &call.path.namespace, object, request.dry_run)
+                    .await?;
+                return Ok(with_warnings(view.answer(StatusCode::CREATED, &created), &warnings));
+            }
+            result => result?,
+        };
+        warnings.extend(said);
+        Ok(with_warnings(view.answer(StatusCode::OK, &object), &warnings))
+    }
+
+    pub(super) async fn delete(&self, mut call: Call<'_>) -> Result {
+        let view = call.view()?;
+        let options = self.delete_options(&mut call).await?;
+        let (namespace, name) = (&call.path.namespace, &call.path.name);
+        let Written { object, deleted } =
+            self.api.delete(call.user, call.resource, namespace, name, &options).await?;
+        if !deleted || RETURNED_WHEN_DELETED.contains(&call.resource.kind) {
+            return Ok(view.answer(StatusCode::OK, &object));
+        }
+        let mut details = json!({
+            "name": call.path.name,
+            "kind": call.resource.plural,
+            "uid": object::uid(&object),
+        });
+        if !call.resource.group.is_empty() {
+            details["group"] = call.resource.group.into();
+        }
+        Ok(respond::success(StatusCode::OK, Some(details)))
+    }
+
+    pub(super) async fn delete_collection(&self, mut call: Call<'_>) -> Result {
+        call.view()?;
+        let options = self.delete_options(&mut call).await?;
+        let request = lists::list_request(&call.line.query, call.resource, &call.path.namespace)?;
+        let mut items = Vec::new();
+        let meta = self.api.registry.list(&request, |object| Ok(items.push(object))).await?;
+        for item in &items {
+            let result = self
+                .api
+                .delete(call.user, call.resource, object::namespace(item), object::name(item), &options)
+                .await;
+            match result {
+                // Somebody else was quicker.
+                Err(error) if error.code == 404 => {}
+                result => drop(result?),
+            }
+        }
+        let list = json!({
+            "kind": format!("{}List", call.resource.kind),
+            "apiVersion": call.resource.gvk().api_version(),
+            "metadata": meta.to_value(),
+            "items": items,
+        });
+        Ok(respond::json(StatusCode::OK, &list))
+    }
+
+    pub(super) async fn scale(&self, mut call: Call<'_>, subresource: &Subresource) -> Result {
+        let (namespace, name) = (call.path.namespace.clone(), call.path.name.clone());
+        if call.verb == "get" {
+            let controller = self.api.registry.get(call.resource, &namespace, &name).await?;
+            return Ok(respond::json(StatusCode::OK, &scale::of(&controller)));
+        }
+        let body = self.body(&mut call).await?;
+        let (change, warnings) = change(&call, subresource.gvk, &body)?;
+        let dry_run = call.line.query.dry_run()?;
+        let scale = self
+            .api
+            .set_scale(call.resource, subresource.gvk, (&namespace, &name), &change, dry_run)
+            .await?;
+        Ok(with_warnings(respond::json(StatusCode::OK, &scale), &warnings))
+    }
+
+    pub(super) async fn bind(&self, mut call: Call<'_>, subresource: &Subresource) -> Result {
+        let body = self.body(&mut call).await?;
+        let (binding, _) = conform(&call, subresource.gvk, &body)?;
+        let dry_run = call.line.query.dry_run()?;
+        self.api.bind(call.resource, &call.path.namespace, &call.path.name, &binding, dry_run).await?;
+        Ok(respond::success(StatusCode::CREATED, None))
+    }
+
+    pub(super) async fn evict(&self, mut call: Call<'_>, subresource: &Subresource) -> Result {
+        let body = self.body(&mut call).await?;
+        let (eviction, _) = conform(&call, subresource.gvk, &body)?;
+        let dry_run = call.line.query.dry_run()?;
+        let (namespace, name) = (&call.path.namespace, &call.path.name);
+        self.api.evict(call.user, call.resource, namespace, name, &eviction, dry_run).await?;
+        Ok(respond::success(StatusCode::CREATED, None))
+    }
+
+    pub(super) async fn body(&self, call: &mut Call<'_>) -> Result<BodyText> {
+        let body = call.body.take().ok_or_else(|| StatusError::internal("the body was read twice"))?;
+        self.read_body(&call.headers, body).await
+    }
+
+    /// Options come in the body or, without one, in the query.
+    async fn delete_options(&self, call: &mut Call<'_>) -> Result<DeleteOptions> {
+        let body = self.body(call).await?;
+        let query = &call.line.query;
+        let mut options = match body.bytes.is_empty() {
+            false => {
+                let decoded = schema::decode(&body.bytes, body.content_type.as_deref())?;
+                let (options, _) = schema::conform(Gvk::DELETE_OPTIONS, decoded, FieldValidation::Ignore)?;
+                DeleteOptions::from_value(&options)
+            }
+            true => DeleteOptions {
+                grace_period_seconds: query.number("gracePeriodSeconds")?,
+                ..DeleteOptions::default()
+            },
+        };
+        options.dry_run |= query.dry_run()?;
+        Ok(options)
+    }
+}
+
+/// Kinds that a PUT makes when they are absent, as long as it does not name a version.
+fn creates_on_update(request: &UpdateRequest<'_>) -> bool {
+    let is_such_kind = matches!(request.resource.kind, "Endpoints" | "Event" | "Lease" | "Service");
+    let is_unversioned = matches!(&request.change, Change::Replace(object)
+        if object::resource_version(object).is_empty() && object::name(object) == request.name);
+    is_such_kind && is_unversioned && request.subresource.is_empty()
+}
+
+fn validation(call: &Call<'_>) -> Result<FieldValidation> {
+    FieldValidation::parse(call.line.query.get("fieldValidation"))
+}
+
+fn conform(call: &Call<'_>, gvk: Gvk, body: &BodyText) -> Result<(Value, Vec<String>)> {
+    let decoded = schema::decode(&body.bytes, body.content_type.as_deref())?;
+    schema::conform(gvk, decoded, validation(call)?)
+}
+
+fn change<'a>(call: &Call<'_>, gvk: Gvk, body: &'a BodyText) -> Result<(Change<'a>, Vec<String>)> {
+    if call.verb == "patch" {
+        let kind = PatchKind::of(body.content_type.as_deref())?;
+        return Ok((Change::Patch { kind, body: &body.bytes, validation: validation(call)? }, Vec::new()));
+    }
+    let (object, warnings) = conform(call, gvk, body)?;
+    Ok((Change::Replace(object), warnings))
+}
+
+fn with_warnings(mut answer: Answer, warnings: &[String]) -> Answer {
+    respond::warn(&mut answer, warnings);
+    answer
+}

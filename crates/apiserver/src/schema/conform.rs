@@ -1,0 +1,300 @@
+//! Checks an object against its type: wrong types are refused, unknown fields dropped, and values
+//! with more than one spelling (quantities, times) take the one that is stored.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Map, Number, Value, json};
+
+use super::FieldValidation;
+use super::decode::{Decoded, MAX_NAMED_FIELDS};
+use super::quantity::{self, Quantity};
+use super::value::text;
+use crate::facts::{Field, Gvk, Leaf, Shape, Type, types};
+use crate::status::StatusError;
+
+/// Checks the object against the type of `gvk`: fills in a missing apiVersion and kind, drops nulls
+/// and unknown fields, refuses wrong types with 400. Returns the object, and warnings for
+/// `Warning:` headers about the fields that were unknown or occurred twice.
+pub fn conform(
+    gvk: Gvk,
+    decoded: Decoded,
+    validation: FieldValidation,
+) -> Result<(Value, Vec<String>), StatusError> {
+    let Some(ty) = types().of(gvk) else {
+        return Err(StatusError::internal(format!("no type for {}", gvk.kind)));
+    };
+    let Decoded { value, duplicates } = decoded;
+    let refuse = |why: String| {
+        StatusError::bad_request(format!(
+            "{kind} in version {version:?} cannot be handled as a {kind}: {why}",
+            kind = gvk.kind,
+            version = gvk.version
+        ))
+    };
+    let Value::Object(mut object) = value else {
+        let word = word(&value);
+        return Err(refuse(format!("json: cannot unmarshal {word} into Go value of type {}.{}", gvk.version, gvk.kind)));
+    };
+    check_kind(gvk, &mut object)?;
+    let mut walk = Walk::default();
+    walk.fields(ty, &mut object).map_err(refuse)?;
+    if ty.field("metadata").is_some() {
+        object.entry("metadata").or_insert_with(|| json!({}));
+    }
+    let problems = walk.unknown.into_iter().chain(duplicates.iter().map(|d| format!("duplicate field {d:?}")));
+    match validation {
+        FieldValidation::Ignore => Ok((Value::Object(object), Vec::new())),
+        FieldValidation::Warn => Ok((Value::Object(object), problems.collect())),
+        FieldValidation::Strict => {
+            let problems: Vec<String> = problems.collect();
+            if problems.is_empty() {
+                return Ok((Value::Object(object), problems));
+            }
+            Err(refuse(format!("strict decoding error: {}", problems.join(", "))))
+        }
+    }
+}
+
+fn check_kind(gvk: Gvk, object: &mut Map<String, Value>) -> Result<(), StatusError> {
+    let wanted = gvk.api_version();
+    for field in ["apiVersion", "kind"] {
+        if object.get(field).is_some_and(|v| !v.is_string() && !v.is_null()) {
+            return Err(StatusError::bad_request(format!("couldn't get version/kind; field {field} is no string")));
+        }
+    }
+    let given = object.get("apiVersion").map_or("", text);
+    // DeleteOptions is the same object in every group
+    if !given.is_empty() && given != wanted && gvk != Gvk::DELETE_OPTIONS {
+        return Err(StatusError::bad_request(format!(
+            "the API version in the data ({given}) does not match the expected API version ({wanted})"
+        )));
+    }
+    let kind = object.get("kind").map_or("", text);
+    if !kind.is_empty() && kind != gvk.kind {
+        return Err(StatusError::bad_request(format!(
+            "{kind} in version {:?} cannot be handled as a {}: the kinds differ",
+            gvk.version, gvk.kind
+        )));
+    }
+    object.insert("apiVersion".into(), wanted.into());
+    object.insert("kind".into(), gvk.kind.into());
+    Ok(())
+}
+
+#[derive(Default)]
+struct Walk {
+    path: String,
+    unknown: Vec<String>,
+}
+
+impl Walk {
+    fn fields(&mut self, ty: &Type, object: &mut Map<String, Value>) -> Result<(), String> {
+        let end = self.path.len();
+        let mut dropped: Vec<String> = Vec::new();
+        for (name, value) in object.iter_mut() {
+            if end > 0 {
+                self.path.push('.');
+            }
+            self.path.push_str(name);
+            match ty.field(name) {
+                None => {
+                    if self.unknown.len() < MAX_NAMED_FIELDS {
+                        self.unknown.push(format!("unknown field {:?}", self.path));
+                    }
+                    dropped.push(name.clone());
+                }
+                Some(field) => {
+                    if !value.is_null() {
+                        self.field(ty, field, value)?;
+                    }
+                    if value.is_null() || (is_empty_collection(field, value) && !ty.required.contains(&field.name)) {
+                        dropped.push(name.clone());
+                    }
+                }
+            }
+            self.path.truncate(end);
+        }
+        for name in &dropped {
+            object.remove(name);
+        }
+        Ok(())
+    }
+
+    fn field(&mut self, ty: &Type, field: &Field, value: &mut Value) -> Result<(), String> {
+        match (field.shape, &mut *value) {
+            (Shape::One, value) => self.leaf(ty, field, value),
+            (Shape::List, Value::Array(list)) => self.list(ty, field, list),
+            (Shape::Map, Value::Object(map)) => {
+                for value in map.values_mut() {
+                    self.element(ty, field, value)?;
+                }
+                Ok(())
+            }
+            (Shape::MapOfLists, Value::Object(map)) => {
+                for value in map.values_mut() {
+                    match value {
+                        Value::Array(list) => self.list(ty, field, list)?,
+                        Value::Null => *value = json!([]),
+                        other => return Err(self.mismatch(ty, other, &go_type(field))),
+                    }
+                }
+                Ok(())
+            }
+            (_, other) => Err(self.mismatch(ty, other, &go_type(field))),
+        }
+    }
+
+    fn list(&mut self, ty: &Type, field: &Field, list: &mut [Value]) -> Result<(), String> {
+        let end = self.path.len();
+        for (i, value) in list.iter_mut().enumerate() {
+            self.path.push_str(&format!("[{i}]"));
+            self.element(ty, field, value)?;
+            self.path.truncate(end);
+        }
+        Ok(())
+    }
+
+    /// A value within a list or map, where null stands for the zero value.
+    fn element(&mut self, ty: &Type, field: &Field, value: &mut Value) -> Result<(), String> {
+        if value.is_null() {
+            *value = zero(field.leaf);
+        }
+        self.leaf(ty, field, value)
+    }
+
+    fn leaf(&mut self, ty: &Type, field: &Field, value: &mut Value) -> Result<(), String> {
+        let fits = match (field.leaf, &mut *value) {
+            (Leaf::Struct(index), Value::Object(map)) => return self.fields(types().get(index), map),
+            (Leaf::Any, _) | (Leaf::String, Value::String(_)) | (Leaf::Bool, Value::Bool(_)) => true,
+            (Leaf::Double, Value::Number(_)) => true,
+            (Leaf::Int64, Value::Number(n)) => n.is_i64(),
+            (Leaf::Int32, Value::Number(n)) => is_int32(n),
+            (Leaf::IntOrString, Value::Number(n)) => is_int32(n),
+            (Leaf::IntOrString, Value::String(_)) => true,
+            (Leaf::Quantity, Value::Number(_) | Value::String(_)) => {
+                let spelled = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                let quantity = Quantity::parse(&spelled).ok_or_else(|| self.at(quantity::SYNTAX))?;
+                *value = quantity.to_string().into();
+                true
+            }
+            (Leaf::Time, Value::String(s)) => {
+                *s = self.time(s)?.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+                true
+            }
+            (Leaf::MicroTime, Value::String(s)) => {
+                *s = self.time(s)?.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string();
+                true
+            }
+            (Leaf::Bytes, Value::String(s)) => {
+                if s.contains(['\n', '\r']) {
+                    s.retain(|c| c != '\n' && c != '\r');
+                }
+                STANDARD.decode(s.as_bytes()).map_err(|e| self.at(&format!("illegal base64 data: {e}")))?;
+                true
+            }
+            _ => false,
+        };
+        if fits { Ok(()) } else { Err(self.mismatch(ty, value, &go_leaf(field.leaf))) }
+    }
+
+    fn time(&self, text: &str) -> Result<jiff::Timestamp, String> {
+        text.parse().map_err(|_| {
+            self.at(&format!(
+                "parsing time {text:?} as \"2006-01-02T15:04:05Z07:00\": cannot parse {text:?} as \"2006\""
+            ))
+        })
+    }
+
+    fn at(&self, why: &str) -> String {
+        format!("{}: {why}", self.path)
+    }
+
+    fn mismatch(&self, ty: &Type, value: &Value, go_type: &str) -> String {
+        format!(
+            "json: cannot unmarshal {} into Go struct field {}.{} of type {go_type}",
+            word(value),
+            ty.short_name(),
+            without_indexes(&self.path)
+        )
+    }
+}
+
+fn is_int32(n: &Number) -> bool {
+    n.as_i64().is_some_and(|n| i32::try_from(n).is_ok())
+}
+
+/// Go leaves empty lists and maps out; an empty struct stays, since it can mean something (`emptyDir: {}`).
+fn is_empty_collection(field: &Field, value: &Value) -> bool {
+    match (field.shape, value) {
+        (Shape::List, Value::Array(list)) => list.is_empty(),
+        (Shape::Map | Shape::MapOfLists, Value::Object(map)) => map.is_empty(),
+        _ => false,
+    }
+}
+
+fn zero(leaf: Leaf) -> Value {
+    match leaf {
+        Leaf::String | Leaf::Bytes => json!(""),
+        Leaf::Bool => json!(false),
+        Leaf::Int32 | Leaf::Int64 | Leaf::Double | Leaf::IntOrString => json!(0),
+        Leaf::Quantity => json!("0"),
+        Leaf::Struct(_) => json!({}),
+        Leaf::Time | Leaf::MicroTime | Leaf::Any => Value::Null,
+    }
+}
+
+/// What the value is, in the words of Go's JSON reader.
+fn word(value: &Value) -> String {
+    match value {
+        Value::Null => "null".into(),
+        Value::Bool(_) => "bool".into(),
+        Value::Number(n) if n.is_f64() => format!("number {n}"),
+        Value::Number(_) => "number".into(),
+        Value::String(_) => "string".into(),
+        Value::Array(_) => "array".into(),
+        Value::Object(_) => "object".into(),
+    }
+}
+
+fn go_leaf(leaf: Leaf) -> String {
+    let name = match leaf {
+        Leaf::String => "string",
+        Leaf::Bytes => "[]uint8",
+        Leaf::Bool => "bool",
+        Leaf::Int32 => "int32",
+        Leaf::Int64 => "int64",
+        Leaf::Double => "float64",
+        Leaf::Quantity => "resource.Quantity",
+        Leaf::Time => "v1.Time",
+        Leaf::MicroTime => "v1.MicroTime",
+        Leaf::IntOrString => "intstr.IntOrString",
+        Leaf::Any => "runtime.RawExtension",
+        Leaf::Struct(index) => {
+            let name = types().get(index).name;
+            let dot = name.rmatch_indices('.').nth(1).map_or(0, |(i, _)| i + 1);
+            &name[dot..]
+        }
+    };
+    name.to_owned()
+}
+
+fn go_type(field: &Field) -> String {
+    let leaf = go_leaf(field.leaf);
+    match field.shape {
+        Shape::One => leaf,
+        Shape::List => format!("[]{leaf}"),
+        Shape::Map => format!("map[string]{leaf}"),
+        Shape::MapOfLists => format!("map[string][]{leaf}"),
+    }
+}
+
+fn without_indexes(path: &str) -> String {
+    let mut inside = false;
+    path.chars()
+        .filter(|c| {
+            let keep = !inside && *c != '[';
+            inside = (inside || *c == '[') && *c != ']';
+            keep
+        })
+        .collect()
+}

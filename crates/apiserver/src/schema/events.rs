@@ -1,0 +1,47 @@
+//! Events live in two groups but are stored once, as core/v1: the newer group's names for the same
+//! facts are put on and taken off here. All other resources are stored as they are shown.
+
+use serde_json::Value;
+
+use crate::facts::Resource;
+
+const GROUP: &str = "events.k8s.io";
+
+/// The same facts by their names in events.k8s.io/v1 and in core/v1.
+const RENAMED: [(&str, &str); 7] = [
+    ("regarding", "involvedObject"),
+    ("note", "message"),
+    ("reportingController", "reportingComponent"),
+    ("deprecatedSource", "source"),
+    ("deprecatedFirstTimestamp", "firstTimestamp"),
+    ("deprecatedLastTimestamp", "lastTimestamp"),
+    ("deprecatedCount", "count"),
+];
+
+/// The object as it is stored: events of either group become core/v1 events.
+#[must_use]
+pub fn to_storage(resource: &Resource, mut object: Value) -> Value {
+    if resource.group == GROUP {
+        rename(&mut object, "v1", RENAMED.iter().copied());
+    }
+    object
+}
+
+/// A stored object as this resource shows it.
+#[must_use]
+pub fn from_storage(resource: &Resource, mut stored: Value) -> Value {
+    if resource.group == GROUP {
+        rename(&mut stored, "events.k8s.io/v1", RENAMED.iter().map(|(new, core)| (*core, *new)));
+    }
+    stored
+}
+
+fn rename<'a>(object: &mut Value, api_version: &str, names: impl Iterator<Item = (&'a str, &'a str)>) {
+    let Some(map) = object.as_object_mut() else { return };
+    for (from, to) in names {
+        if let Some(value) = map.remove(from) {
+            map.insert(to.to_owned(), value);
+        }
+    }
+    map.insert("apiVersion".to_owned(), api_version.into());
+}

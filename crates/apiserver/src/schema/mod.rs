@@ -1,0 +1,59 @@
+//! What makes a request body an object: decoding ([`decode`]), types ([`conform`]), defaults
+//! ([`apply_defaults`]), what a write may not touch ([`prepare_create`] and its sisters) and rules
+//! ([`validate_create`] and its sisters). The registry calls them in that order.
+//!
+//! Current limitations: volumes other than those a node mounts by itself, Windows fields, affinity
+//! and topology spread are checked for their types only.
+
+mod conform;
+mod decode;
+mod defaults;
+mod events;
+mod field;
+mod names;
+mod prepare;
+mod qos;
+mod quantity;
+mod validate;
+pub(crate) mod value;
+
+pub use conform::conform;
+pub(crate) use decode::{MAX_DEPTH, json, media_type};
+pub use decode::{ACCEPTED, Decoded, decode};
+pub use defaults::apply_defaults;
+pub use events::{from_storage, to_storage};
+pub use names::is_dns_subdomain;
+pub(crate) use names::{label_value, qualified};
+pub use prepare::{prepare_create, prepare_namespace_finalize, prepare_status_update, prepare_update};
+pub use validate::{validate_binding, validate_create, validate_status_update, validate_update};
+
+use crate::status::StatusError;
+
+/// What to do about unknown and duplicate fields (`fieldValidation` in the query).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FieldValidation {
+    /// Drop them.
+    Ignore,
+    /// Drop them and say so in a warning.
+    #[default]
+    Warn,
+    /// Refuse the request.
+    Strict,
+}
+
+impl FieldValidation {
+    /// Reads the query parameter; absent or empty is `Warn`, anything unknown is 400.
+    pub fn parse(text: Option<&str>) -> Result<Self, StatusError> {
+        match text.unwrap_or_default() {
+            "" | "Warn" => Ok(Self::Warn),
+            "Ignore" => Ok(Self::Ignore),
+            "Strict" => Ok(Self::Strict),
+            other => Err(StatusError::bad_request(format!(
+                "fieldValidation: Unsupported value: {other:?}: supported values: \"Ignore\", \"Strict\", \"Warn\""
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

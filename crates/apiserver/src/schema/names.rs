@@ -1,0 +1,241 @@
+//! What names may look like, with upstream's messages. Each check gives the list of complaints,
+//! empty when there are none.
+
+const LABEL: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
+const QUALIFIED: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
+
+type Complaints = Vec<String>;
+
+fn max_len(limit: usize) -> String {
+    format!("must be no more than {limit} bytes")
+}
+
+fn pattern(rule: &str, regex: &str, examples: &[&str]) -> String {
+    let examples: Vec<String> = examples.iter().map(|e| format!("'{e}', ")).collect();
+    format!("{rule} (e.g. {}regex used for validation is '{regex}')", examples.join(" or "))
+}
+
+fn is_lower(c: u8) -> bool {
+    c.is_ascii_lowercase() || c.is_ascii_digit()
+}
+
+/// Starts and ends with `edge`, and holds nothing but `edge` and `inner` characters.
+fn bounded(text: &str, edge: fn(u8) -> bool, inner: &[u8]) -> bool {
+    let bytes = text.as_bytes();
+    let edges = bytes.first().zip(bytes.last()).is_some_and(|(a, z)| edge(*a) && edge(*z));
+    edges && bytes.iter().all(|b| edge(*b) || inner.contains(b))
+}
+
+fn is_label(text: &str) -> bool {
+    bounded(text, is_lower, b"-")
+}
+
+fn is_subdomain(text: &str) -> bool {
+    text.split('.').all(is_label)
+}
+
+/// Whether this is an RFC 1123 subdomain of at most 253 bytes, as most object names must be.
+#[must_use]
+pub fn is_dns_subdomain(text: &str) -> bool {
+    dns_subdomain(text).is_empty()
+}
+
+pub(super) fn dns_subdomain(text: &str) -> Complaints {
+    let mut complaints = Vec::new();
+    if text.len() > 253 {
+        complaints.push(max_len(253));
+    }
+    if !is_subdomain(text) {
+        complaints.push(pattern(
+            "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', \
+             and must start and end with an alphanumeric character",
+            &format!("{LABEL}(\\.{LABEL})*"),
+            &["example.com"],
+        ));
+    }
+    complaints
+}
+
+pub(super) fn dns_label(text: &str) -> Complaints {
+    let mut complaints = Vec::new();
+    if text.len() > 63 {
+        complaints.push(max_len(63));
+    }
+    if !is_label(text) {
+        complaints.push(if is_subdomain(text) {
+            "must not contain dots".to_owned()
+        } else {
+            pattern(
+                "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', \
+                 and must start and end with an alphanumeric character",
+                LABEL,
+                &["my-name", "123-abc"],
+            )
+        });
+    }
+    complaints
+}
+
+/// A name that has a random suffix put on may end in a dash.
+pub(super) fn as_prefix(text: &str) -> String {
+    match text.strip_suffix('-') {
+        Some(stem) if !stem.is_empty() => format!("{stem}a"),
+        _ => text.to_owned(),
+    }
+}
+
+/// A label key, annotation key, finalizer or resource name: `[subdomain/]name`.
+pub(crate) fn qualified(text: &str) -> Complaints {
+    let rule = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
+                alphanumeric character";
+    let examples = &["MyName", "my.name", "123-abc"];
+    let mut complaints = Vec::new();
+    let mut parts = text.split('/');
+    let name = match (parts.next(), parts.next(), parts.next()) {
+        (Some(name), None, _) => name,
+        (Some(prefix), Some(name), None) => {
+            if prefix.is_empty() {
+                complaints.push("prefix part must be non-empty".to_owned());
+            } else {
+                complaints.extend(dns_subdomain(prefix).into_iter().map(|c| format!("prefix part {c}")));
+            }
+            name
+        }
+        _ => {
+            let rule = pattern(&format!("a valid label key {rule}"), QUALIFIED, examples);
+            return vec![format!("{rule} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')")];
+        }
+    };
+    if name.is_empty() {
+        complaints.push("name part must be non-empty".to_owned());
+    } else if name.len() > 63 {
+        complaints.push(format!("name part {}", max_len(63)));
+    }
+    if !bounded(name, |c| c.is_ascii_alphanumeric(), b"-_.") {
+        complaints.push(format!("name part {}", pattern(rule, QUALIFIED, examples)));
+    }
+    complaints
+}
+
+pub(crate) fn label_value(text: &str) -> Complaints {
+    let mut complaints = Vec::new();
+    if text.len() > 63 {
+        complaints.push(max_len(63));
+    }
+    if !text.is_empty() && !bounded(text, |c| c.is_ascii_alphanumeric(), b"-_.") {
+        complaints.push(pattern(
+            "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', \
+             and must start and end with an alphanumeric character",
+            &format!("({QUALIFIED})?"),
+            &["MyValue", "my_value", "12345"],
+        ));
+    }
+    complaints
+}
+
+pub(super) fn env_name(text: &str) -> Complaints {
+    if text.chars().all(|c| (' '..='~').contains(&c) && c != '=') {
+        return Vec::new();
+    }
+    vec!["a valid environment variable name must consist only of printable ASCII characters other than '='".to_owned()]
+}
+
+/// A key of a ConfigMap or Secret, which becomes a file name.
+pub(super) fn config_key(text: &str) -> Complaints {
+    let mut complaints = Vec::new();
+    if text.len() > 253 {
+        complaints.push(max_len(253));
+    }
+    if text.is_empty() || !text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)) {
+        complaints.push(pattern(
+            "a valid config key must consist of alphanumeric characters, '-', '_' or '.'",
+            "[-._a-zA-Z0-9]+",
+            &["key.name", "KEY_NAME", "key-name"],
+        ));
+    }
+    match text {
+        "." | ".." => complaints.push(format!("must not be '{text}'")),
+        _ if text.starts_with("..") => complaints.push("must not start with '..'".to_owned()),
+        _ => {}
+    }
+    complaints
+}
+
+pub(super) fn port_name(text: &str) -> Complaints {
+    let mut complaints = Vec::new();
+    if text.len() > 15 {
+        complaints.push(max_len(15));
+    }
+    if text.is_empty() || !text.bytes().all(|b| is_lower(b) || b == b'-') {
+        complaints.push("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".to_owned());
+    }
+    if !text.bytes().any(|b| b.is_ascii_lowercase()) {
+        complaints.push("must contain at least one letter (a-z)".to_owned());
+    }
+    if text.contains("--") {
+        complaints.push("must not contain consecutive hyphens".to_owned());
+    }
+    if text.starts_with('-') || text.ends_with('-') {
+        complaints.push("must not begin or end with a hyphen".to_owned());
+    }
+    complaints
+}
+
+pub(super) fn header_name(text: &str) -> Complaints {
+    if !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
+        return Vec::new();
+    }
+    vec![pattern(
+        "a valid HTTP header must consist of alphanumeric characters or '-'",
+        "[-A-Za-z0-9]+",
+        &["X-Header-Name"],
+    )]
+}
+
+pub(super) fn port_number(port: i64) -> Complaints {
+    if (1..=65535).contains(&port) { Vec::new() } else { vec![range(1, 65535)] }
+}
+
+pub(super) fn range(low: i64, high: i64) -> String {
+    format!("must be between {low} and {high}, inclusive")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        let long = "a".repeat(64);
+        type Check = fn(&str) -> Complaints;
+        let table: &[(Check, &[&str], &[&str])] = &[
+            (dns_subdomain, &["a", "a.b", "1-2.x", &long], &["", "A", "a..b", ".a", "a.", "-a", "a_b", "a/b", "..", "ä"]),
+            (dns_label, &["a", "1-2"], &["", "a.b", "A", "-a", "a-", &long]),
+            (qualified, &["a", "A_b.c", "example.com/x"], &["", "/x", "a/", "a/b/c", "Ex/x", "-a", &long, "a b"]),
+            (label_value, &["", "a", "A_b.c"], &["-a", "a/b", " ", &long]),
+            (env_name, &["A", "a b", "1"], &["a=b", "ä", "\n"]),
+            (config_key, &["a", "A.b", "..data1".trim_start_matches('.')], &["", ".", "..", "..a", "a/b"]),
+            (port_name, &["http", "a-1"], &["", "1", "a--b", "-a", "Http", "abcdefghijklmnop"]),
+        ];
+        for (check, good, bad) in table {
+            for name in *good {
+                assert_eq!(check(name), Complaints::new(), "{name}");
+            }
+            for name in *bad {
+                assert!(!check(name).is_empty(), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn wording() {
+        assert_eq!(
+            dns_label("A"),
+            [
+                "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start \
+                 and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is \
+                 '[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
+            ]
+        );
+    }
+}

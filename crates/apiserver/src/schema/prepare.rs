@@ -1,0 +1,198 @@
+//! What a write may not touch: a create starts without status, an update cannot change it, a status
+//! update changes nothing else, and metadata that the server owns stays the server's.
+
+use serde_json::{Map, Value, json};
+
+use super::qos;
+use super::value::{default, is_zero, items, map_mut, same, text};
+use crate::facts::Resource;
+use crate::object::{child_mut, metadata_mut};
+
+/// Metadata that no client can change once the object is there.
+const SERVER_OWNED: [&str; 5] =
+    ["creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation", "selfLink"];
+
+/// Before a create: drops the status and the metadata that only the server sets, and adds what a
+/// new object starts with (generation, phase, QoS class, finalizer). The registry then sets uid,
+/// creationTimestamp, namespace and a generated name.
+pub fn prepare_create(resource: &Resource, object: &mut Value) {
+    let Some(map) = object.as_object_mut() else { return };
+    if let Some(metadata) = map_mut(map, "metadata") {
+        for field in SERVER_OWNED.iter().chain(&["uid", "managedFields"]) {
+            metadata.remove(*field);
+        }
+        if resource.counts_generation {
+            metadata.insert("generation".into(), 1.into());
+        }
+    }
+    match (resource.group, resource.kind) {
+        ("", "Pod") => {
+            let status = new_pod_status(map.get("spec").unwrap_or(&Value::Null));
+            map.insert("status".into(), status);
+        }
+        ("", "Namespace") => {
+            map.insert("status".into(), json!({"phase": "Active"}));
+            keep_until_empty(map);
+        }
+        ("", "Service") => {
+            map.insert("status".into(), json!({"loadBalancer": {}}));
+        }
+        ("", "ReplicationController") => {
+            map.insert("status".into(), json!({"replicas": 0}));
+        }
+        // a node comes with the status that its kubelet knows
+        _ => {}
+    }
+}
+
+fn new_pod_status(spec: &Value) -> Value {
+    let mut status = json!({"phase": "Pending", "qosClass": qos::class(spec)});
+    if !items(&spec["schedulingGates"]).is_empty() {
+        status["conditions"] = json!([{
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "SchedulingGated",
+            "message": "Scheduling is blocked due to non-empty scheduling gates",
+        }]);
+    }
+    status
+}
+
+/// The finalizer that holds a namespace until its objects are gone.
+fn keep_until_empty(namespace: &mut Map<String, Value>) {
+    let spec = namespace.entry("spec").or_insert_with(|| json!({}));
+    let Some(spec) = spec.as_object_mut() else { return };
+    let finalizers = spec.entry("finalizers").or_insert_with(|| json!([]));
+    if let Some(list) = finalizers.as_array_mut()
+        && !list.iter().any(|f| f == "kubernetes")
+    {
+        list.push("kubernetes".into());
+    }
+}
+
+/// Before an update: takes status and server-owned metadata from the stored object, and counts
+/// `metadata.generation` when the spec changed.
+pub fn prepare_update(resource: &Resource, object: &mut Value, old: &Value) {
+    let Some(map) = object.as_object_mut() else { return };
+    keep_metadata(resource, map, old);
+    if resource.has_status() {
+        restore(map, old, "status");
+    }
+    match (resource.group, resource.kind) {
+        ("", "Namespace") => {
+            map.remove("spec");
+            restore(map, old, "spec");
+        }
+        ("", "Service") => keep_allocated(map, &old["spec"]),
+        _ => {}
+    }
+    if resource.counts_generation && content_changed(resource, map, old) {
+        let generation = old["metadata"]["generation"].as_i64().unwrap_or(0) + 1;
+        if let Some(metadata) = map_mut(map, "metadata") {
+            metadata.insert("generation".into(), generation.into());
+        }
+    }
+}
+
+/// Before an update of `status`: everything but status, labels, annotations and finalizers comes
+/// from the stored object.
+pub fn prepare_status_update(resource: &Resource, object: &mut Value, old: &Value) {
+    let Some(map) = object.as_object_mut() else { return };
+    keep_metadata(resource, map, old);
+    map.retain(|field, _| matches!(field.as_str(), "apiVersion" | "kind" | "metadata" | "status"));
+    for field in old.as_object().into_iter().flat_map(Map::keys).filter(|f| *f != "metadata" && *f != "status") {
+        restore(map, old, field);
+    }
+    if resource.kind != "Pod" {
+        return;
+    }
+    // old kubelets wrote owner references wrongly, and dropped the QoS class of a pod they refused
+    if let Some(metadata) = map_mut(map, "metadata") {
+        restore(metadata, &old["metadata"], "ownerReferences");
+    }
+    if let Some(status) = map_mut(map, "status") {
+        for field in ["qosClass", "observedGeneration"] {
+            if let Some(value) = old["status"].get(field).filter(|v| !is_zero(v)) {
+                default(status, field, value.clone());
+            }
+        }
+    }
+}
+
+/// Before an update of a namespace's `finalize`: only `spec.finalizers` comes from the request.
+pub fn prepare_namespace_finalize(object: &mut Value, old: &Value) {
+    let finalizers = object["spec"].get("finalizers").cloned().unwrap_or_else(|| json!([]));
+    let revision = object["metadata"].get("resourceVersion").cloned();
+    *object = old.clone();
+    child_mut(object, "spec").insert("finalizers".into(), finalizers);
+    if let Some(revision) = revision {
+        metadata_mut(object).insert("resourceVersion".into(), revision);
+    }
+}
+
+fn keep_metadata(resource: &Resource, map: &mut Map<String, Value>, old: &Value) {
+    let metadata = map.entry("metadata").or_insert_with(|| json!({}));
+    let Some(metadata) = metadata.as_object_mut() else { return };
+    let old = &old["metadata"];
+    for field in SERVER_OWNED.iter().chain(&["managedFields"]) {
+        restore(metadata, old, field);
+    }
+    for field in ["name", "namespace", "uid"] {
+        if let Some(value) = old.get(field) {
+            default(metadata, field, value.clone());
+        }
+    }
+    // a lease is a lock: whoever updates it must say which state he saw
+    if let Some(revision) = old.get("resourceVersion")
+        && resource.kind != "Lease"
+    {
+        default(metadata, "resourceVersion", revision.clone());
+    }
+}
+
+/// The field as it was, absent if it was absent.
+fn restore(map: &mut Map<String, Value>, old: &Value, field: &str) {
+    match old.get(field) {
+        Some(value) => map.insert(field.to_owned(), value.clone()),
+        None => map.remove(field),
+    };
+}
+
+fn content_changed(resource: &Resource, new: &Map<String, Value>, old: &Value) -> bool {
+    if resource.has_status() {
+        return !same(new.get("spec").unwrap_or(&Value::Null), &old["spec"]);
+    }
+    let content = |f: &&String| *f != "metadata";
+    let fields = new.keys().filter(content).chain(old.as_object().into_iter().flat_map(Map::keys).filter(content));
+    let labels = new.get("metadata").map_or(&Value::Null, |m| &m["labels"]);
+    fields.into_iter().any(|f| !same(new.get(f).unwrap_or(&Value::Null), &old[f]))
+        || !same(labels, &old["metadata"]["labels"])
+}
+
+/// Addresses and node ports that the server once gave stay where an update leaves them out.
+fn keep_allocated(service: &mut Map<String, Value>, old: &Value) {
+    let Some(spec) = map_mut(service, "spec") else { return };
+    let kind = spec.get("type").map_or("", text).to_owned();
+    let had_ip = matches!(text(&old["type"]), "ClusterIP" | "NodePort" | "LoadBalancer");
+    let wants_ip = matches!(kind.as_str(), "ClusterIP" | "NodePort" | "LoadBalancer");
+    if had_ip && wants_ip && spec.get("clusterIP").is_none_or(is_zero) {
+        for field in ["clusterIP", "clusterIPs"] {
+            restore(spec, old, field);
+        }
+    }
+    if matches!(kind.as_str(), "NodePort" | "LoadBalancer") && spec.get("allocateLoadBalancerNodePorts") != Some(&json!(false)) {
+        for port in super::value::items_mut(spec.get_mut("ports")) {
+            let same_port = |p: &&Value| Some(&p["port"]) == port.get("port") && Some(&p["protocol"]) == port.get("protocol");
+            let given = items(&old["ports"]).iter().find(same_port).map(|p| p["nodePort"].clone());
+            if let Some(given) = given.filter(|n| !is_zero(n)) {
+                default(port, "nodePort", given);
+            }
+        }
+    }
+    if text(&old["externalTrafficPolicy"]) == "Local" && spec.get("externalTrafficPolicy") == Some(&json!("Local")) {
+        let given = old["healthCheckNodePort"].clone();
+        if !is_zero(&given) {
+            default(spec, "healthCheckNodePort", given);
+        }
+    }
+}

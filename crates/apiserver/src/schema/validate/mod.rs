@@ -1,0 +1,139 @@
+//! The rules that objects must keep, with upstream's field paths and messages: 422 with one cause
+//! per broken rule. Objects come here conformed, defaulted and prepared.
+
+mod container;
+mod handlers;
+mod meta;
+mod network;
+mod plain;
+mod pod;
+mod pod_update;
+mod volume;
+
+use serde_json::Value;
+
+use super::events::to_storage;
+use super::field::{Causes, Path};
+use super::value::{same, text};
+use crate::facts::{Resource, lookup};
+use crate::status::StatusError;
+
+/// Checks a new object: 422 with one cause per broken rule.
+pub fn validate_create(resource: &Resource, object: &Value) -> Result<(), StatusError> {
+    if !text(&object["metadata"]["resourceVersion"]).is_empty() {
+        return Err(StatusError::bad_request("resourceVersion should not be set on objects to be created"));
+    }
+    let mut causes = Causes::default();
+    check(resource, object, None, &mut causes);
+    finish(resource, object, causes)
+}
+
+/// Checks a changed object, and that nothing immutable changed: 422, or 409 when the object given
+/// is another one of the same name.
+pub fn validate_update(resource: &Resource, object: &Value, old: &Value) -> Result<(), StatusError> {
+    same_uid(resource, object, old)?;
+    let mut causes = Causes::default();
+    meta::update(object, old, &mut causes);
+    check(resource, object, Some(old), &mut causes);
+    finish(resource, object, causes)
+}
+
+/// Checks an object whose status changed.
+pub fn validate_status_update(resource: &Resource, object: &Value, old: &Value) -> Result<(), StatusError> {
+    same_uid(resource, object, old)?;
+    let mut causes = Causes::default();
+    meta::update(object, old, &mut causes);
+    match (resource.group, resource.kind) {
+        ("", "Pod") => pod_update::status(object, old, &mut causes),
+        ("", "Node") => plain::node_update(object, old, &mut causes),
+        ("", "Namespace") => plain::namespace_status(object, &mut causes),
+        ("", "ReplicationController") => plain::controller_status(object, &mut causes),
+        _ => {}
+    }
+    finish(resource, object, causes)
+}
+
+/// Checks the body of a pod's `binding` subresource.
+pub fn validate_binding(binding: &Value) -> Result<(), StatusError> {
+    let mut causes = Causes::default();
+    let target = Path::root("target");
+    let kind = text(&binding["target"]["kind"]);
+    if !matches!(kind, "" | "Node") {
+        causes.not_supported(&target.child("kind"), kind, &["Node", "<empty>"]);
+    }
+    if text(&binding["target"]["name"]).is_empty() {
+        causes.required(&target.child("name"), "");
+    }
+    match lookup("", "v1", "pods") {
+        Some(pods) => finish(pods, binding, causes),
+        None => Ok(()),
+    }
+}
+
+fn finish(resource: &Resource, object: &Value, causes: Causes) -> Result<(), StatusError> {
+    if causes.0.is_empty() {
+        return Ok(());
+    }
+    Err(StatusError::invalid(resource, text(&object["metadata"]["name"]), causes.0))
+}
+
+fn same_uid(resource: &Resource, object: &Value, old: &Value) -> Result<(), StatusError> {
+    let (given, stored) = (text(&object["metadata"]["uid"]), text(&old["metadata"]["uid"]));
+    if given == stored {
+        return Ok(());
+    }
+    let why = format!("Precondition failed: UID in precondition: {given}, UID in object meta: {stored}");
+    Err(StatusError::conflict(resource, text(&object["metadata"]["name"]), &why))
+}
+
+fn check(resource: &Resource, object: &Value, old: Option<&Value>, causes: &mut Causes) {
+    meta::object(resource, object, causes);
+    match (resource.group, resource.kind) {
+        ("", "Pod") => match old {
+            None => pod::create(object, causes),
+            Some(old) => pod_update::update(object, old, causes),
+        },
+        ("", "ReplicationController") => plain::controller(object, causes),
+        ("", "ConfigMap") => plain::config_map(object, old, causes),
+        ("", "Secret") => plain::secret(object, old, causes),
+        ("", "Node") => {
+            plain::node(object, causes);
+            if let Some(old) = old {
+                plain::node_update(object, old, causes);
+            }
+        }
+        ("", "Service") => network::service(object, old, causes),
+        ("", "Endpoints") => network::endpoints(object, causes),
+        ("discovery.k8s.io", _) => network::endpoint_slice(object, old, causes),
+        ("coordination.k8s.io", _) => plain::lease(object, causes),
+        ("", "Event") => plain::event(object, old, false, causes),
+        ("events.k8s.io", _) => {
+            let old = old.map(|old| to_storage(resource, old.clone()));
+            plain::event(&to_storage(resource, object.clone()), old.as_ref(), true, causes);
+        }
+        _ => {}
+    }
+}
+
+/// The field is as it was.
+fn immutable(path: &Path<'_>, new: &Value, old: &Value, causes: &mut Causes) {
+    if !same(new, old) {
+        causes.invalid(path, new, "field is immutable");
+    }
+}
+
+/// The number is not below zero.
+fn non_negative(path: &Path<'_>, value: &Value, causes: &mut Causes) {
+    if let Some(number) = value.as_i64().filter(|n| *n < 0) {
+        causes.invalid(path, &number, "must be greater than or equal to 0");
+    }
+}
+
+/// The text is one of these; empty is "required".
+fn one_of(path: &Path<'_>, value: &Value, supported: &[&str], causes: &mut Causes) {
+    match text(value) {
+        "" => causes.required(path, ""),
+        given if !supported.contains(&given) => causes.not_supported(path, given, supported),
+        _ => {}
+    }
+}

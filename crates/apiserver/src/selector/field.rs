@@ -1,0 +1,211 @@
+//! Field selectors: `a=b,c!=d` on the few fields that each resource offers.
+
+use std::borrow::Cow;
+
+use serde_json::Value;
+
+use crate::facts::Resource;
+use crate::schema::value::text;
+use crate::status::StatusError;
+
+/// All of its terms must hold.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FieldSelector(Vec<Term>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Term {
+    /// The field as the stored object has it.
+    field: &'static str,
+    equal: bool,
+    value: String,
+}
+
+const META: [&str; 2] = ["metadata.name", "metadata.namespace"];
+
+/// Fields by the name that clients use and the name that the stored object has.
+type Fields = &'static [(&'static str, &'static str)];
+
+const POD: Fields = &[
+    ("spec.nodeName", "spec.nodeName"),
+    ("spec.restartPolicy", "spec.restartPolicy"),
+    ("spec.schedulerName", "spec.schedulerName"),
+    ("spec.serviceAccountName", "spec.serviceAccountName"),
+    ("spec.hostNetwork", "spec.hostNetwork"),
+    ("status.phase", "status.phase"),
+    ("status.podIP", "status.podIP"),
+    ("status.podIPs", "status.podIP"),
+    ("status.nominatedNodeName", "status.nominatedNodeName"),
+    // the name of v1beta3, which upstream still takes
+    ("spec.host", "spec.nodeName"),
+];
+const NODE: Fields = &[("spec.unschedulable", "spec.unschedulable")];
+const NAMESPACE: Fields = &[("status.phase", "status.phase")];
+const SECRET: Fields = &[("type", "type")];
+const SERVICE: Fields = &[("spec.clusterIP", "spec.clusterIP"), ("spec.type", "spec.type")];
+const CONTROLLER: Fields = &[("status.replicas", "status.replicas")];
+const EVENT: Fields = &[
+    ("involvedObject.kind", "involvedObject.kind"),
+    ("involvedObject.namespace", "involvedObject.namespace"),
+    ("involvedObject.name", "involvedObject.name"),
+    ("involvedObject.uid", "involvedObject.uid"),
+    ("involvedObject.apiVersion", "involvedObject.apiVersion"),
+    ("involvedObject.resourceVersion", "involvedObject.resourceVersion"),
+    ("involvedObject.fieldPath", "involvedObject.fieldPath"),
+    ("reason", "reason"),
+    ("reportingComponent", "reportingComponent"),
+    ("source", "source"),
+    ("type", "type"),
+];
+const EVENT_V1: Fields = &[
+    ("regarding.kind", "involvedObject.kind"),
+    ("regarding.namespace", "involvedObject.namespace"),
+    ("regarding.name", "involvedObject.name"),
+    ("regarding.uid", "involvedObject.uid"),
+    ("regarding.apiVersion", "involvedObject.apiVersion"),
+    ("regarding.resourceVersion", "involvedObject.resourceVersion"),
+    ("regarding.fieldPath", "involvedObject.fieldPath"),
+    ("reason", "reason"),
+    ("reportingController", "reportingComponent"),
+    ("type", "type"),
+];
+
+/// The fields that a resource offers beside its name and namespace.
+fn fields(resource: &Resource) -> Option<Fields> {
+    match (resource.group, resource.kind) {
+        ("", "Pod") => Some(POD),
+        ("", "Node") => Some(NODE),
+        ("", "Namespace") => Some(NAMESPACE),
+        ("", "Secret") => Some(SECRET),
+        ("", "Service") => Some(SERVICE),
+        ("", "ReplicationController") => Some(CONTROLLER),
+        ("", "Event") => Some(EVENT),
+        ("events.k8s.io", "Event") => Some(EVENT_V1),
+        _ => None,
+    }
+}
+
+impl FieldSelector {
+    /// Reads a selector; 400 when it cannot, or when the resource does not offer a field.
+    pub fn parse(resource: &Resource, text: &str) -> Result<Self, StatusError> {
+        let mut terms = Vec::new();
+        for term in split_terms(text) {
+            let unknown =
+                || StatusError::bad_request(format!("invalid selector: '{text}'; can't understand '{term}'"));
+            let (name, equal, value) = split_term(term).ok_or_else(unknown)?;
+            let value = unescape(value).map_err(StatusError::bad_request)?.into_owned();
+            let field = known(resource, name)?;
+            terms.push(Term { field, equal, value });
+        }
+        Ok(Self(terms))
+    }
+
+    /// Whether it selects everything.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The one name it asks for, if it does (`metadata.name=x`).
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.exact("metadata.name")
+    }
+
+    /// The value that `=` asks of this field of the stored object.
+    #[must_use]
+    pub fn exact(&self, field: &str) -> Option<&str> {
+        self.0.iter().find(|t| t.equal && t.field == field).map(|t| t.value.as_str())
+    }
+
+    /// Whether the fields of this stored object match.
+    #[must_use]
+    pub fn matches(&self, object: &Value) -> bool {
+        self.0.iter().all(|term| (read(object, term.field) == term.value.as_str()) == term.equal)
+    }
+}
+
+fn known(resource: &Resource, name: &str) -> Result<&'static str, StatusError> {
+    if let Some(field) = META.into_iter().find(|f| *f == name) {
+        return Ok(field);
+    }
+    let offered = fields(resource);
+    if let Some((_, field)) = offered.unwrap_or_default().iter().find(|(known, _)| *known == name) {
+        return Ok(field);
+    }
+    Err(StatusError::bad_request(match offered {
+        Some(_) => format!("field label not supported: {name}"),
+        None => {
+            format!("{name:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")
+        }
+    }))
+}
+
+/// The field's value as text; absent is empty, and false for the fields that are true or false.
+fn read<'a>(object: &'a Value, field: &str) -> Cow<'a, str> {
+    if field == "source" {
+        let component = text(&object["source"]["component"]);
+        let reporter = text(&object["reportingComponent"]);
+        return Cow::Borrowed(if component.is_empty() { reporter } else { component });
+    }
+    let value = field.split('.').fold(object, |value, step| &value[step]);
+    match value {
+        Value::String(text) => Cow::Borrowed(text),
+        Value::Null if matches!(field, "spec.unschedulable" | "spec.hostNetwork") => Cow::Borrowed("false"),
+        Value::Null if field == "status.replicas" => Cow::Borrowed("0"),
+        Value::Null => Cow::Borrowed(""),
+        other => Cow::Owned(other.to_string()),
+    }
+}
+
+/// Splits at commas that no backslash precedes.
+fn split_terms(text: &str) -> Vec<&str> {
+    let mut terms = Vec::new();
+    let (mut start, mut escaped) = (0, false);
+    for (i, c) in text.char_indices() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            ',' => {
+                terms.push(&text[start..i]);
+                start = i + 1;
+            }
+            _ => {}
+        }
+    }
+    terms.push(&text[start..]);
+    terms.retain(|term| !term.is_empty());
+    terms
+}
+
+/// Field, whether equal, and the value still escaped.
+fn split_term(term: &str) -> Option<(&str, bool, &str)> {
+    let at = term.find('=')?;
+    let (left, right) = (&term[..at], &term[at + 1..]);
+    match (left.strip_suffix('!'), right.strip_prefix('=')) {
+        (Some(name), _) => Some((name, false, right)),
+        (None, Some(value)) => Some((left, true, value)),
+        (None, None) => Some((left, true, right)),
+    }
+}
+
+fn unescape(value: &str) -> Result<Cow<'_, str>, String> {
+    if !value.contains(['\\', ',', '=']) {
+        return Ok(Cow::Borrowed(value));
+    }
+    let mut plain = String::with_capacity(value.len());
+    let mut chars = value.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => match chars.next() {
+                Some(c @ ('\\' | ',' | '=')) => plain.push(c),
+                other => {
+                    let sequence: String = other.into_iter().collect();
+                    return Err(format!("invalid field selector: invalid escape sequence: \\{sequence}"));
+                }
+            },
+            ',' | '=' => return Err(format!("invalid field selector: unescaped character in value: {c}")),
+            c => plain.push(c),
+        }
+    }
+    Ok(Cow::Owned(plain))
+}

@@ -1,0 +1,10 @@
+//! Label and field selectors, as list, watch and deletecollection take them in their query.
+
+mod field;
+mod label;
+
+pub use field::FieldSelector;
+pub use label::{LabelSelector, Operator, Requirement};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,112 @@
+//! What a cluster has before anybody writes to it: namespaces, their service accounts, and the
+//! service `default/kubernetes`, which leads to this server.
+
+use serde_json::{Value, json};
+
+use crate::admission::{core, namespaces};
+use crate::facts::{Resource, lookup};
+use crate::object;
+use crate::operations::Api;
+use crate::status::StatusError;
+
+const NAME: &str = "kubernetes";
+
+/// Makes what is missing and corrects where `default/kubernetes` leads to.
+pub(crate) async fn run(api: &Api) -> Result<(), StatusError> {
+    for service in api.list_all(core("services")?, "").await? {
+        api.services.occupy(&service);
+    }
+    for name in namespaces::SYSTEM {
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+        api.ensure(core("namespaces")?, namespace).await?;
+        api.ensure_service_account(name).await?;
+    }
+    service(api).await?;
+    endpoints(api).await
+}
+
+async fn service(api: &Api) -> Result<(), StatusError> {
+    let services = core("services")?;
+    let address = api.services.range().address(0).to_string();
+    match api.registry.find(services, "default", NAME).await? {
+        Some(service) if service["spec"]["clusterIP"] == address.as_str() => return Ok(()),
+        Some(service) => {
+            tracing::warn!(
+                has = %service["spec"]["clusterIP"],
+                wanted = address,
+                "the service default/kubernetes keeps the address of an earlier service range"
+            );
+            return Ok(());
+        }
+        None => {}
+    }
+    let mut service = json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": NAME,
+            "namespace": "default",
+            "labels": {"component": "apiserver", "provider": "kubernetes"},
+        },
+        "spec": {
+            "type": "ClusterIP",
+            "clusterIP": address,
+            "ports": [{
+                "name": "https",
+                "port": 443,
+                "protocol": "TCP",
+                "targetPort": api.advertised.port(),
+            }],
+            "sessionAffinity": "None",
+        },
+    });
+    let reservation = api.services.admit(services, &mut service, None)?;
+    api.ensure(services, service).await?;
+    reservation.keep();
+    Ok(())
+}
+
+async fn endpoints(api: &Api) -> Result<(), StatusError> {
+    let address = api.advertised.ip();
+    let port = json!([{"name": "https", "port": api.advertised.port(), "protocol": "TCP"}]);
+    let endpoints = json!({
+        "apiVersion": "v1",
+        "kind": "Endpoints",
+        "metadata": {
+            "name": NAME,
+            "namespace": "default",
+            "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
+        },
+        "subsets": [{"addresses": [{"ip": address}], "ports": port}],
+    });
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": NAME,
+            "namespace": "default",
+            "labels": {"kubernetes.io/service-name": NAME},
+        },
+        "addressType": if address.is_ipv4() { "IPv4" } else { "IPv6" },
+        "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
+        "ports": port,
+    });
+    let slices = lookup("discovery.k8s.io", "v1", "endpointslices")
+        .ok_or_else(|| StatusError::internal("no resource endpointslices"))?;
+    settle(api, core("endpoints")?, endpoints, &["subsets"]).await?;
+    settle(api, slices, slice, &["addressType", "endpoints", "ports"]).await
+}
+
+/// Makes the object, or gives these fields of the existing one the values that they should have.
+async fn settle(api: &Api, resource: &Resource, object: Value, fields: &[&str]) -> Result<(), StatusError> {
+    api.ensure(resource, object.clone()).await?;
+    let (namespace, name) = (object::namespace(&object), object::name(&object));
+    api.amend(resource, namespace, name, |existing| {
+        for field in fields {
+            existing[*field] = object[*field].clone();
+        }
+        Ok(())
+    })
+    .await
+    .map(drop)
+}

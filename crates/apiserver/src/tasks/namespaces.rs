@@ -1,0 +1,110 @@
+//! The life of namespaces: each active one has a service account, and a terminating one is emptied
+//! and then removed. A stand-in for the namespace controller of a full cluster.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use crate::admission::{core, namespaces::is_terminating};
+use crate::auth::{MASTERS, User};
+use crate::facts::RESOURCES;
+use crate::object;
+use crate::operations::{Api, DeleteOptions};
+use crate::registry::Subscription;
+use crate::status::StatusError;
+
+/// The finalizer of every namespace: "somebody has emptied it".
+const FINALIZER: &str = "kubernetes";
+/// How long a namespace that still holds something is left alone.
+const RETRY: Duration = Duration::from_secs(1);
+const RESYNC: Duration = Duration::from_secs(60);
+
+/// Runs until `stop`.
+pub(crate) async fn run(api: &Api, stop: CancellationToken) {
+    let user = User::authenticated("system:apiserver".into(), vec![MASTERS.into()]);
+    let mut changes = None;
+    loop {
+        // Subscribed before the look around, so that nothing in between is missed.
+        if changes.is_none() {
+            changes = subscribe(api).await;
+        }
+        let pause = match sweep(api, &user).await {
+            Ok(true) => RESYNC,
+            Ok(false) => RETRY,
+            Err(error) => {
+                tracing::warn!(%error, "looking after the namespaces");
+                RETRY
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = sleep(pause) => {}
+            is_intact = next(&mut changes) => if !is_intact {
+                changes = None;
+            },
+        }
+    }
+}
+
+async fn subscribe(api: &Api) -> Option<Subscription> {
+    let after = api.registry.store().revision().await.ok()?;
+    api.registry.feeds().subscribe(core("namespaces").ok()?, after).await.ok()
+}
+
+/// Whether the subscription is good for more.
+async fn next(changes: &mut Option<Subscription>) -> bool {
+    match changes {
+        Some(changes) => matches!(changes.next().await, Ok(Some(_))),
+        None => std::future::pending().await,
+    }
+}
+
+/// Looks after every namespace once. `false`: some are not empty yet.
+async fn sweep(api: &Api, user: &User) -> Result<bool, StatusError> {
+    let mut is_done = true;
+    for namespace in api.list_all(core("namespaces")?, "").await? {
+        let name = object::name(&namespace);
+        match is_terminating(&namespace) {
+            false => api.ensure_service_account(name).await?,
+            true => is_done &= finish(api, user, &namespace).await?,
+        }
+    }
+    Ok(is_done)
+}
+
+/// Empties a terminating namespace; removes it when nothing is left.
+async fn finish(api: &Api, user: &User, namespace: &Value) -> Result<bool, StatusError> {
+    let name = object::name(namespace);
+    let mut left = 0;
+    for resource in RESOURCES.iter().filter(|resource| resource.namespaced && resource.allows("delete")) {
+        for item in api.list_all(resource, name).await? {
+            let result = api.delete(user, resource, name, object::name(&item), &DeleteOptions::default()).await;
+            match result {
+                Err(error) if error.code == 404 => {}
+                result => left += usize::from(!result?.deleted),
+            }
+        }
+    }
+    if left > 0 {
+        return Ok(false);
+    }
+    let namespaces = core("namespaces")?;
+    let finalized = api
+        .amend(namespaces, "", name, |namespace| {
+            let finalizers = namespace["spec"]["finalizers"].as_array().cloned().unwrap_or_default();
+            let others: Vec<Value> = finalizers.into_iter().filter(|finalizer| finalizer != FINALIZER).collect();
+            object::child_mut(namespace, "spec").insert("finalizers".into(), json!(others));
+            Ok(())
+        })
+        .await;
+    match finalized {
+        Err(error) if error.code == 404 => return Ok(true),
+        result => drop(result?),
+    }
+    match api.delete(user, namespaces, "", name, &DeleteOptions::default()).await {
+        Err(error) if error.code == 404 => Ok(true),
+        result => Ok(result?.deleted),
+    }
+}

@@ -1,0 +1,278 @@
+//! A cluster of one apiserver, in this process or as the real binary, and a client for it.
+#![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use http_body_util::BodyExt;
+use hyper::Request;
+use kube::client::Body;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use longshore_apiserver::{Config, Server, pki};
+use longshore_store::EmbeddedStore;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// An apiserver in this process.
+pub struct Cluster {
+    pub dir: TempDir,
+    pub admin: Client,
+    pub address: std::net::SocketAddr,
+    pub stop: CancellationToken,
+    task: Option<JoinHandle<()>>,
+}
+
+/// Requests as one user.
+#[derive(Clone)]
+pub struct Client(pub kube::Client);
+
+pub async fn client(kubeconfig: &Path) -> Client {
+    let config = Kubeconfig::read_from(kubeconfig).unwrap();
+    let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await.unwrap();
+    Client(kube::Client::try_from(config).unwrap())
+}
+
+impl Cluster {
+    pub async fn start() -> Cluster {
+        Cluster::start_with(|_| {}).await
+    }
+
+    pub async fn start_with(adapt: impl FnOnce(&mut Config)) -> Cluster {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(EmbeddedStore::open(dir.path().join("store")).await.unwrap());
+        let mut config = Config {
+            store,
+            bind: "127.0.0.1:0".parse().unwrap(),
+            advertise: "127.0.0.1".parse().unwrap(),
+            cert_dir: dir.path().join("pki"),
+            service_range: "10.96.0.0/24".parse().unwrap(),
+            client_ca: None,
+            serving: None,
+            kubelet_client: None,
+            kubelet_ca: None,
+            event_ttl: Duration::from_secs(3600),
+            compaction_interval: Duration::from_secs(300),
+            node_names: vec!["n1".into()],
+        };
+        adapt(&mut config);
+        let server = Server::start(config).await.unwrap();
+        let address = server.address();
+        let admin = client(server.admin_kubeconfig()).await;
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(server.run(stop.clone()));
+        Cluster { dir, admin, address, stop, task: Some(task) }
+    }
+
+    pub fn pki(&self) -> PathBuf {
+        self.dir.path().join("pki")
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.pki().join("admin.conf")
+    }
+
+    /// As `system:node:n1`.
+    pub async fn node(&self) -> Client {
+        client(&self.pki().join("kubelet-n1.conf")).await
+    }
+
+    pub async fn user(&self, user: &str, group: &str) -> Client {
+        let pki = pki::Pki::open(&self.pki()).unwrap();
+        let path = self.dir.path().join(format!("{user}.conf"));
+        longshore_apiserver::kubeconfig(&pki, &format!("https://{}", self.address), user, group)
+            .unwrap()
+            .write(&path)
+            .unwrap();
+        client(&path).await
+    }
+
+    /// Ends the server and waits until it has ended.
+    pub async fn stop(mut self) {
+        self.stop.cancel();
+        self.task.take().unwrap().await.unwrap();
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl Client {
+    /// Status code and body (null when it is no JSON).
+    pub async fn call(&self, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
+        let content_type = match method {
+            "PATCH" => "application/merge-patch+json",
+            _ => "application/json",
+        };
+        self.send(method, path, content_type, body.map(|body| body.to_string().into_bytes()).unwrap_or_default()).await
+    }
+
+    pub async fn send(&self, method: &str, path: &str, content_type: &str, body: Vec<u8>) -> (u16, Value) {
+        let request = Request::builder().method(method).uri(path).header("content-type", content_type);
+        let response = self.0.send(request.body(Body::from(body)).unwrap()).await.unwrap();
+        let code = response.status().as_u16();
+        let text = response.into_body().collect().await.unwrap().to_bytes();
+        (code, serde_json::from_slice(&text).unwrap_or(Value::Null))
+    }
+
+    pub async fn get(&self, path: &str) -> (u16, Value) {
+        self.call("GET", path, None).await
+    }
+
+    /// Creates an object, which must succeed.
+    pub async fn create(&self, path: &str, body: Value) -> Value {
+        let (code, created) = self.call("POST", path, Some(body)).await;
+        assert_eq!(code, 201, "{created}");
+        created
+    }
+
+    /// The text of an answer.
+    pub async fn text(&self, path: &str) -> (u16, String) {
+        let response = self.0.send(Request::get(path).body(Body::empty()).unwrap()).await.unwrap();
+        let code = response.status().as_u16();
+        let text = response.into_body().collect().await.unwrap().to_bytes();
+        (code, String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// Opens a watch, which must be granted.
+    pub async fn watch(&self, path: &str) -> Watch {
+        let response = self.0.send(Request::get(path).body(Body::empty()).unwrap()).await.unwrap();
+        assert_eq!(response.status().as_u16(), 200);
+        Watch { body: Box::pin(response.into_body().into_data_stream()), buffer: Vec::new() }
+    }
+}
+
+/// The lines of a watch.
+pub struct Watch {
+    body: std::pin::Pin<Box<dyn futures::Stream<Item = Result<bytes::Bytes, kube::Error>> + Send>>,
+    buffer: Vec<u8>,
+}
+
+impl Watch {
+    /// The next event; `None` when the watch has ended.
+    pub async fn next(&mut self) -> Option<Value> {
+        loop {
+            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=end).collect();
+                return Some(serde_json::from_slice(&line).unwrap());
+            }
+            let chunk = tokio::time::timeout(Duration::from_secs(20), self.body.next()).await.expect("no event came");
+            self.buffer.extend_from_slice(&chunk?.ok()?);
+        }
+    }
+
+    /// `ADDED web`, for the next event.
+    pub async fn line(&mut self) -> String {
+        let event = self.next().await.expect("the watch ended");
+        format!(
+            "{} {}",
+            event["type"].as_str().unwrap(),
+            event["object"]["metadata"]["name"].as_str().unwrap_or_default()
+        )
+    }
+}
+
+pub fn config_map(name: &str, data: Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data})
+}
+
+pub fn pod(name: &str, node: &str) -> Value {
+    let mut pod = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {"containers": [{"name": "c", "image": "busybox"}]},
+    });
+    if !node.is_empty() {
+        pod["spec"]["nodeName"] = node.into();
+    }
+    pod
+}
+
+pub fn revision(object: &Value) -> String {
+    object["metadata"]["resourceVersion"].as_str().unwrap().to_owned()
+}
+
+/// Waits until something is so.
+pub async fn eventually<F: Future<Output = bool>>(what: &str, mut test: impl FnMut() -> F) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !test().await {
+        assert!(Instant::now() < deadline, "{what} did not happen");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// The real binary.
+pub struct Daemon {
+    pub dir: TempDir,
+    pub child: Child,
+}
+
+impl Daemon {
+    pub fn start(flags: &[&str]) -> Daemon {
+        let dir = tempfile::tempdir().unwrap();
+        Daemon { child: spawn(dir.path(), flags), dir }.ready()
+    }
+
+    /// Starts it again on the same data.
+    pub fn restart(mut self, flags: &[&str]) -> Daemon {
+        self.terminate();
+        std::fs::remove_file(self.kubeconfig()).unwrap();
+        self.child = spawn(self.dir.path(), flags);
+        self.ready()
+    }
+
+    fn ready(mut self) -> Daemon {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !self.kubeconfig().exists() {
+            assert!(self.child.try_wait().unwrap().is_none(), "ended: {}", self.log());
+            assert!(Instant::now() < deadline, "did not start: {}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.dir.path().join("pki/admin.conf")
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    pub async fn client(&self) -> Client {
+        client(&self.kubeconfig()).await
+    }
+
+    /// SIGTERM, and then the exit code.
+    pub fn terminate(&mut self) -> Option<i32> {
+        let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(dir: &Path, flags: &[&str]) -> Child {
+    let log = std::fs::File::create(dir.join("log")).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_longshore-apiserver"));
+    command.args(["--bind-address=127.0.0.1", "--secure-port=0", "--node-name=n1"]);
+    command.arg(format!("--cert-dir={}", dir.join("pki").display()));
+    if !flags.iter().any(|flag| flag.starts_with("--etcd-servers")) {
+        command.arg(format!("--data-dir={}", dir.join("data").display()));
+    }
+    command.args(flags).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
+}

@@ -1,0 +1,107 @@
+//! The whole run: warm-up, rounds of floor and burst, and on the last burst's pods the rest.
+use anyhow::Result;
+use longshore_testkit::Host;
+use serde::Serialize;
+
+use crate::Args;
+use crate::burst::{self, Burst};
+use crate::cluster::{Cluster, Machine};
+use crate::death::{self, Deaths};
+use crate::deletion::{self, Deletion};
+use crate::floor::{Floor, Limit, Runs};
+use crate::idle::{self, Idle};
+use crate::restart::{self, Restart};
+
+/// How many pods may be in the making at once when the floor is searched.
+const LIMITS: [Limit; 4] = [Limit::At(4), Limit::At(8), Limit::At(16), Limit::None];
+/// Pods that warm containerd up: its first ones wait for its programs to come from disk.
+const WARM_UP: u16 = 8;
+
+/// Everything that was measured.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Figures {
+    pub(crate) machine: Machine,
+    pub(crate) pods: u16,
+    pub(crate) rounds: Vec<Round>,
+    /// The rest is of the last round.
+    pub(crate) idle: Idle,
+    pub(crate) restart: Restart,
+    pub(crate) deaths: Deaths,
+}
+
+/// The same pods without a node and with it.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Round {
+    /// The first round tries every limit, the others take the best one of it.
+    pub(crate) floors: Vec<Floor>,
+    pub(crate) burst: Burst,
+    pub(crate) deletion: Deletion,
+}
+
+/// Measures everything; what it started is gone when it returns.
+pub(crate) async fn run(args: &Args) -> Result<Figures> {
+    say("network namespace, containerd, images");
+    let mut host = Host::start()?;
+    let figures = measure(&mut host, args).await?;
+    host.assert_clean();
+    Ok(figures)
+}
+
+async fn measure(host: &mut Host, args: &Args) -> Result<Figures> {
+    let floor = Runs::new(host)?;
+    say("warm-up");
+    floor.run(WARM_UP, Limit::None).await?;
+
+    let mut rounds: Vec<Round> = Vec::new();
+    loop {
+        let round = rounds.len() + 1;
+        let limits = rounds.first().map_or(LIMITS.to_vec(), |first| vec![first.best_limit()]);
+        let mut floors = Vec::new();
+        for limit in limits {
+            say(&format!("round {round}/{}: floor, {limit}", args.repeat));
+            floors.push(floor.run(args.pods, limit).await?);
+        }
+
+        say(&format!("round {round}/{}: burst", args.repeat));
+        let mut cluster = Cluster::start(host).await?;
+        let names: Vec<String> = (0..args.pods).map(|n| format!("bench-{round}-{n}")).collect();
+        let burst = burst::run(&mut cluster, &names).await?;
+        let last = round >= usize::from(args.repeat);
+        let rest = if last { Some(rest(&mut cluster, args).await?) } else { None };
+        say(&format!("round {round}/{}: deletion", args.repeat));
+        let deletion = deletion::run(&mut cluster, floor.runtime(), &names).await?;
+        rounds.push(Round { floors, burst, deletion });
+        let machine = cluster.machine().await?;
+        cluster.stop()?;
+        if let Some((idle, restart, deaths)) = rest {
+            return Ok(Figures { machine, pods: args.pods, rounds, idle, restart, deaths });
+        }
+    }
+}
+
+async fn rest(cluster: &mut Cluster<'_>, args: &Args) -> Result<(Idle, Restart, Deaths)> {
+    say(&format!("idle, {} s", args.idle));
+    let idle = idle::run(cluster, args.idle).await?;
+    say("SIGKILL of the node daemon, and start");
+    let restart = restart::run(cluster).await?;
+    say(&format!("SIGKILL of {} containers", args.kills.min(args.pods)));
+    let deaths = death::run(cluster, args.kills.into()).await?;
+    Ok((idle, restart, deaths))
+}
+
+impl Round {
+    /// The quickest of the round's floors.
+    pub(crate) fn floor(&self) -> f64 {
+        self.floors.iter().map(|floor| floor.seconds).fold(f64::INFINITY, f64::min)
+    }
+
+    fn best_limit(&self) -> Limit {
+        let best = self.floors.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        best.map_or(Limit::None, |floor| floor.limit)
+    }
+}
+
+/// What goes on, for a person; the figures alone go to stdout.
+fn say(what: &str) {
+    eprintln!("bench: {what}");
+}

@@ -1,0 +1,141 @@
+//! Apiserver and node daemon on the host, and what they use of the machine.
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use longshore_testkit::{Apiserver, Host, Node, NodeOptions, wait_until};
+use serde::Serialize;
+
+use crate::process::{self, Use};
+
+const NODE_READY: Duration = Duration::from_secs(60);
+/// How long a daemon may take to leave after SIGTERM.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// What runs on the host besides pods.
+pub(crate) struct Cluster<'a> {
+    pub(crate) host: &'a mut Host,
+    pub(crate) node: Node,
+    apiserver: Apiserver,
+    client: Client,
+}
+
+/// What the daemons use, or used between two looks.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct Uses<T> {
+    pub(crate) node: T,
+    pub(crate) apiserver: T,
+    /// Without its shims.
+    pub(crate) containerd: T,
+}
+
+/// Where it was measured, by the node's own words.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Machine {
+    pub(crate) cpu: String,
+    pub(crate) memory: String,
+    pub(crate) kernel: String,
+    pub(crate) runtime: String,
+    pub(crate) kubelet: String,
+}
+
+impl<'a> Cluster<'a> {
+    /// Starts both and waits until the node is Ready.
+    pub(crate) async fn start(host: &'a mut Host) -> Result<Self> {
+        let apiserver = Apiserver::start(host)?;
+        let kubeconfig = Kubeconfig::read_from(apiserver.admin_kubeconfig())?;
+        let options = KubeConfigOptions::default();
+        let config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
+        let client = Client::try_from(config)?;
+        let (kubeconfig, ca) = (apiserver.node_kubeconfig(), apiserver.client_ca());
+        let node = Node::start(host, &kubeconfig, &ca, NodeOptions::default())?;
+        let mut cluster = Self { host, node, apiserver, client };
+        cluster.wait_ready().await?;
+        Ok(cluster)
+    }
+
+    async fn wait_ready(&mut self) -> Result<()> {
+        let (nodes, name) = (self.nodes(), self.host.name());
+        let ready = wait_until(NODE_READY, "the node to be Ready", async || {
+            let status = nodes.get(&name).await?.status.unwrap_or_default();
+            match status.conditions.into_iter().flatten().find(|c| c.type_ == "Ready") {
+                Some(ready) if ready.status == "True" => Ok(()),
+                Some(ready) => bail!("{}", ready.message.unwrap_or(ready.status)),
+                None => bail!("it has no Ready condition"),
+            }
+        });
+        let ready = ready.await;
+        // A daemon's own end says more than a node that does not come.
+        self.node.daemon().check_running()?;
+        Ok(ready?)
+    }
+
+    /// Stops both; pods are to be deleted before.
+    pub(crate) fn stop(mut self) -> Result<()> {
+        self.node.daemon().terminate(GRACE)?;
+        self.apiserver.daemon().terminate(GRACE)?;
+        Ok(())
+    }
+
+    /// The pods, as the administrator sees them.
+    pub(crate) fn pods(&self) -> Api<Pod> {
+        Api::default_namespaced(self.client.clone())
+    }
+
+    pub(crate) fn nodes(&self) -> Api<NodeObject> {
+        Api::all(self.client.clone())
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// What the daemons use now; errs when one of them has ended.
+    pub(crate) fn uses(&mut self) -> Result<Uses<Use>> {
+        let of = |daemon: &mut longshore_testkit::Daemon| -> Result<Use> {
+            daemon.check_running()?;
+            process::look(daemon.pid()).with_context(|| daemon.name().to_owned())
+        };
+        Ok(Uses {
+            node: of(self.node.daemon())?,
+            apiserver: of(self.apiserver.daemon())?,
+            containerd: of(self.host.containerd()?)?,
+        })
+    }
+
+    pub(crate) async fn machine(&self) -> Result<Machine> {
+        let status = self.nodes().get(&self.host.name()).await?.status.unwrap_or_default();
+        let info = status.node_info.unwrap_or_default();
+        let capacity = status.capacity.unwrap_or_default();
+        let amount = |name| capacity.get(name).map_or_else(String::new, |amount| amount.0.clone());
+        Ok(Machine {
+            cpu: amount("cpu"),
+            memory: amount("memory"),
+            kernel: info.kernel_version,
+            runtime: info.container_runtime_version,
+            kubelet: info.kubelet_version,
+        })
+    }
+}
+
+impl Uses<Use> {
+    /// CPU-seconds since an earlier look.
+    pub(crate) fn cpu_since(&self, before: &Self) -> Uses<f64> {
+        Uses {
+            node: self.node.cpu_seconds - before.node.cpu_seconds,
+            apiserver: self.apiserver.cpu_seconds - before.apiserver.cpu_seconds,
+            containerd: self.containerd.cpu_seconds - before.containerd.cpu_seconds,
+        }
+    }
+
+    /// Their memory.
+    pub(crate) fn memory(&self) -> Uses<process::Memory> {
+        Uses {
+            node: self.node.memory,
+            apiserver: self.apiserver.memory,
+            containerd: self.containerd.memory,
+        }
+    }
+}

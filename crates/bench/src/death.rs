@@ -1,0 +1,94 @@
+//! Containers die, one after the other: how soon the apiserver knows, and how soon they run again.
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::Serialize;
+
+use crate::cluster::Cluster;
+use crate::pods::{self, Change, Changes};
+use crate::statistics::Spread;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two deaths. No divisor or multiple of a second, so that they fall anywhere between two
+/// relists.
+const PAUSE: Duration = Duration::from_millis(1370);
+
+/// Deaths by SIGKILL; nothing if none was asked for.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Deaths {
+    /// Until a watch tells that the container does not run, or of its restart.
+    pub(crate) told_seconds: Option<Spread>,
+    /// Until the pod is Ready again, with a higher restart count.
+    pub(crate) ready_seconds: Option<Spread>,
+}
+
+pub(crate) async fn run(cluster: &mut Cluster<'_>, count: usize) -> Result<Deaths> {
+    let pids = pids(&cluster.host.ctr(["tasks", "ls"])?);
+    let (pods, _) = Changes::open(&cluster.pods(), PATIENCE).await?;
+    let (mut told, mut ready) = (Vec::new(), Vec::new());
+    for victim in pods.iter().take(count) {
+        tokio::time::sleep(PAUSE).await;
+        let (_, mut changes) = Changes::open(&cluster.pods(), PATIENCE).await?;
+        let name = victim.name_any();
+        let pid = pid_of(victim, &pids).with_context(|| format!("no process of pod {name}"))?;
+        let start = Instant::now();
+        kill(pid, Signal::SIGKILL).with_context(|| format!("kill of pid {pid}"))?;
+        let (dead, again) = follow(victim, &mut changes).await.with_context(|| name)?;
+        told.push((dead - start).as_secs_f64());
+        ready.push((again - start).as_secs_f64());
+    }
+    Ok(Deaths { told_seconds: Spread::of(told), ready_seconds: Spread::of(ready) })
+}
+
+/// When the death was told, and when the pod was Ready again.
+async fn follow(victim: &Pod, changes: &mut Changes) -> Result<(Instant, Instant)> {
+    let count_before = pods::container(victim).map_or(0, |status| status.restart_count);
+    let mut told = None;
+    loop {
+        let (at, Change::Is(pod)) = changes.next().await? else { continue };
+        let Some(status) = pods::container(&pod) else { continue };
+        if pod.name_any() != victim.name_any() {
+            continue;
+        }
+        let restarted = status.restart_count > count_before;
+        let runs = status.state.as_ref().is_some_and(|state| state.running.is_some());
+        if restarted || !runs {
+            told.get_or_insert(at);
+        }
+        if let (Some(told), true, true) = (told, restarted, pods::is_ready(&pod)) {
+            return Ok((told, at));
+        }
+    }
+}
+
+fn pid_of(pod: &Pod, pids: &HashMap<String, Pid>) -> Option<Pid> {
+    let id = pods::container(pod)?.container_id.as_ref()?;
+    pids.get(id.rsplit_once("://")?.1).copied()
+}
+
+/// From the table of `ctr tasks ls`: a heading, then id, pid and status.
+fn pids(table: &str) -> HashMap<String, Pid> {
+    let of = |line: &str| {
+        let mut words = line.split_whitespace();
+        Some((words.next()?.to_owned(), Pid::from_raw(words.next()?.parse().ok()?)))
+    };
+    table.lines().filter_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_tasks_is_read() {
+        let table = "TASK    PID     STATUS    \nab12    417     RUNNING\ncd34    9    STOPPED\n";
+        let expected = [("ab12", 417), ("cd34", 9)];
+        let expected = expected.map(|(id, pid)| (id.to_owned(), Pid::from_raw(pid)));
+        assert_eq!(pids(table), HashMap::from(expected));
+    }
+}

@@ -1,0 +1,77 @@
+//! `make bench`: how quick and how small a node is. On one test host, in turns: the floor (the CRI
+//! calls that the pods need, with no daemon), then the same pods through apiserver and node.
+//!
+//! Flow: `bench` plays the phases (`floor`, `burst`, `idle`, `restart`, `death`, `deletion`), each
+//! of which gives a plain struct of figures → `report` shows them as a table and as JSON.
+//!
+//! Current limitations: one node, one-container pods, images already on the machine.
+mod bench;
+mod burst;
+mod cluster;
+mod death;
+mod deletion;
+mod floor;
+mod idle;
+mod pods;
+mod process;
+mod report;
+mod restart;
+mod statistics;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Measures a node beside the floor of its container runtime.
+#[derive(Debug, Clone, Parser)]
+struct Args {
+    /// One-container pods in a burst.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=110))]
+    pods: u16,
+    /// Rounds of floor and burst; the table shows medians.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    repeat: u16,
+    /// How long the idle node is watched, in seconds.
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
+    idle: u16,
+    /// How many containers are killed, one after the other, each in another pod.
+    #[arg(long, default_value_t = 10)]
+    kills: u16,
+    /// Write all figures to this file, as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("longshore-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    // One thread: what measures must leave the machine to what is measured.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let figures = runtime.block_on(async {
+        let (mut interrupt, mut terminate) =
+            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        tokio::select! {
+            figures = bench::run(args) => figures,
+            _ = interrupt.recv() => bail!("interrupted"),
+            _ = terminate.recv() => bail!("interrupted"),
+        }
+    })?;
+    print!("{}", report::table(&figures));
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&figures)?;
+        fs::write(path, text + "\n").with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! What a process has used, from /proc.
+use anyhow::{Context, Result};
+use procfs::process::Process;
+use serde::Serialize;
+
+/// What a process uses.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Use {
+    /// User and system time of all its threads, children left out.
+    pub(crate) cpu_seconds: f64,
+    pub(crate) memory: Memory,
+}
+
+/// In MiB.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub(crate) struct Memory {
+    /// Resident: VmRSS.
+    pub(crate) rss: f64,
+    /// Resident, shared pages divided among their users.
+    pub(crate) pss: f64,
+    /// Resident at most, since it started: VmHWM.
+    pub(crate) peak: f64,
+}
+
+/// Looks at a process now.
+#[allow(clippy::cast_precision_loss, reason = "figures to look at")]
+pub(crate) fn look(pid: u32) -> Result<Use> {
+    let process = Process::new(i32::try_from(pid)?)?;
+    let (stat, status) = (process.stat()?, process.status()?);
+    let rollup = process.smaps_rollup()?.memory_map_rollup;
+    let pss = rollup.0.first().and_then(|map| map.extension.map.get("Pss")).context("no Pss")?;
+    let kib = |field: Option<u64>| field.map_or(0.0, |kib| kib as f64 / 1024.0);
+    Ok(Use {
+        cpu_seconds: (stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64,
+        memory: Memory {
+            rss: kib(status.vmrss),
+            pss: *pss as f64 / f64::from(1 << 20),
+            peak: kib(status.vmhwm),
+        },
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_units_fit_together() {
+        let memory = look(std::process::id()).unwrap().memory;
+        assert!(memory.pss > 0.5 && memory.pss <= memory.rss * 1.1, "{memory:?}");
+        assert!(memory.rss <= memory.peak && memory.peak < 1024.0, "{memory:?}");
+    }
+
+    #[test]
+    fn work_counts() {
+        let before = look(std::process::id()).unwrap().cpu_seconds;
+        let start = std::time::Instant::now();
+        while start.elapsed().as_millis() < 200 {}
+        let used = look(std::process::id()).unwrap().cpu_seconds - before;
+        assert!(used > 0.03, "{used} s");
+    }
+}

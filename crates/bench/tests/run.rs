@@ -1,0 +1,40 @@
+//! A small run: every phase works, its figures are there, and nothing is left (which the program
+//! itself checks). How large the figures are is no test's affair.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::Value;
+
+#[test]
+fn every_phase_gives_figures() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("bench.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_longshore-bench"))
+        .args(["--pods=3", "--repeat=2", "--idle=1", "--kills=1", "--json"])
+        .arg(&json)
+        .output()
+        .unwrap();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{log}");
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(table.starts_with("3 pods, 2 rounds"), "{table}");
+
+    let figures: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    for path in [
+        "/rounds/0/floors/3/seconds",
+        "/rounds/1/floors/0/seconds",
+        "/rounds/1/burst/seconds",
+        "/rounds/1/burst/pod_seconds/p99",
+        "/rounds/1/burst/memory/node/pss",
+        "/rounds/1/deletion/sandboxes_seconds",
+        "/idle/memory/apiserver/rss",
+        "/restart/ready_seconds",
+        "/deaths/ready_seconds/p50",
+    ] {
+        let figure = figures.pointer(path).and_then(Value::as_f64);
+        assert!(figure.is_some_and(|figure| figure > 0.0), "{path} in {figures:#}");
+    }
+    assert_eq!(figures.pointer("/rounds/1/floors/1"), None, "the best limit is taken");
+}

@@ -1,0 +1,85 @@
+//! What all calls have in common: the deadline, the error's shape, and the
+//! observer that metrics are fed by.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout};
+use tonic::{Request, Response, Status};
+
+use crate::endpoint::Endpoint;
+use crate::error::NO_ANSWER;
+use crate::{Error, Result};
+
+/// A deadline beyond any use, yet one that both gRPC and tokio can count.
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// Is told of each finished call; feeds `kubelet_runtime_operations_*`.
+pub trait Observer: Send + Sync {
+    /// `operation` is the label that the kubelet's metrics use, such as
+    /// `run_podsandbox`. Called on the caller's task: must not block.
+    fn observe(&self, operation: &'static str, took: Duration, error: Option<&Error>);
+}
+
+/// One call about to be made.
+pub(crate) struct Call<'a> {
+    pub(crate) rpc: &'static str,
+    pub(crate) operation: &'static str,
+    /// None: the call may take as long as it likes.
+    pub(crate) deadline: Option<Duration>,
+    pub(crate) endpoint: &'a Endpoint,
+    pub(crate) observer: Option<&'a dyn Observer>,
+}
+
+impl Call<'_> {
+    /// Gives another deadline than the usual.
+    pub(crate) fn within(self, deadline: Option<Duration>) -> Self {
+        Self { deadline, ..self }
+    }
+
+    /// Puts a message in its envelope. The deadline goes along, so that the
+    /// runtime stops working on what nobody waits for.
+    pub(crate) fn request<M>(&self, message: M) -> Request<M> {
+        let mut request = Request::new(message);
+        if let Some(deadline) = self.deadline {
+            request.set_timeout(deadline.min(LONGEST));
+        }
+        request
+    }
+
+    /// Waits for the answer.
+    pub(crate) async fn answer<T>(
+        &self,
+        sent: impl Future<Output = std::result::Result<Response<T>, Status>>,
+    ) -> Result<T> {
+        let start = Instant::now();
+        let answer = match self.deadline {
+            None => sent.await,
+            // the runtime may be too stuck even to accept a connection
+            Some(deadline) => match timeout(deadline.min(LONGEST), sent).await {
+                Ok(answer) => answer,
+                Err(_) => Err(Status::deadline_exceeded(NO_ANSWER)),
+            },
+        };
+        let result = answer
+            .map(Response::into_inner)
+            .map_err(|status| Error::from_status(self.rpc, self.endpoint, &status));
+        if let Some(observer) = self.observer {
+            observer.observe(self.operation, start.elapsed(), result.as_ref().err());
+        }
+        result
+    }
+
+    /// Refuses an answer that lacks what the protocol demands.
+    pub(crate) fn demand(&self, present: bool, field: &'static str) -> Result<()> {
+        if present {
+            return Ok(());
+        }
+        Err(Error::Incomplete { call: self.rpc, field })
+    }
+
+    /// Unwraps a sub-message that the protocol demands.
+    pub(crate) fn required<T>(&self, value: Option<T>, field: &'static str) -> Result<T> {
+        value.ok_or(Error::Incomplete { call: self.rpc, field })
+    }
+}

@@ -1,0 +1,218 @@
+//! The client itself: its connections, its settings, and the calls about the
+//! runtime as a whole. Calls about pods, containers, images and figures are in
+//! the modules of those names.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{Stream, StreamExt, TryStreamExt, future, stream};
+use tonic::transport::Channel;
+
+use crate::call::{Call, Observer};
+use crate::endpoint::Endpoint;
+use crate::v1::image_service_client::ImageServiceClient;
+use crate::v1::runtime_service_client::RuntimeServiceClient;
+use crate::v1::{
+    ContainerEventResponse, GetEventsRequest, NetworkConfig, RuntimeConfig, RuntimeConfigRequest,
+    RuntimeConfigResponse, StatusRequest, StatusResponse, UpdateRuntimeConfigRequest,
+    VersionRequest, VersionResponse,
+};
+use crate::{Error, MAX_MESSAGE, Result};
+
+/// The version of the kubelet API that a caller of `Version` names; runtimes
+/// ignore it.
+const KUBELET_API: &str = "0.1.0";
+
+/// How to reach a runtime.
+#[derive(Clone)]
+pub struct Options {
+    /// `unix:///run/…`, or the bare path of the socket.
+    pub runtime_endpoint: String,
+    /// Of the image service, when it is not the runtime's.
+    pub image_endpoint: Option<String>,
+    /// How long an ordinary call may take (`runtimeRequestTimeout`).
+    pub request_timeout: Duration,
+    /// Is told of each call.
+    pub observer: Option<Arc<dyn Observer>>,
+}
+
+impl Options {
+    /// One socket for all, two minutes for a call, no observer.
+    pub fn new(runtime_endpoint: impl Into<String>) -> Self {
+        Self {
+            runtime_endpoint: runtime_endpoint.into(),
+            image_endpoint: None,
+            request_timeout: Duration::from_secs(120),
+            observer: None,
+        }
+    }
+}
+
+/// A client of one container runtime. Clones share its connections.
+///
+/// Making one does no I/O: it connects with the first call, and again with the
+/// next call after the runtime went away. Dropping the future of a call
+/// cancels the call in the runtime.
+#[derive(Clone)]
+pub struct Runtime(Arc<Inner>);
+
+struct Inner {
+    runtime: RuntimeServiceClient<Channel>,
+    runtime_endpoint: Endpoint,
+    images: ImageServiceClient<Channel>,
+    image_endpoint: Endpoint,
+    request_timeout: Duration,
+    observer: Option<Arc<dyn Observer>>,
+}
+
+impl fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Runtime({})", self.0.runtime_endpoint)
+    }
+}
+
+impl Runtime {
+    /// A client by these options. Must be made inside a tokio runtime.
+    ///
+    /// # Errors
+    /// [`Error::Endpoint`] for an endpoint that is no Unix socket.
+    pub fn new(options: Options) -> Result<Self> {
+        let runtime_endpoint = Endpoint::parse(&options.runtime_endpoint)?;
+        let image_endpoint = match options.image_endpoint.as_deref() {
+            None | Some("") => runtime_endpoint.clone(),
+            Some(endpoint) => Endpoint::parse(endpoint)?,
+        };
+        let channel = runtime_endpoint.channel();
+        let image_channel = if image_endpoint == runtime_endpoint {
+            channel.clone()
+        } else {
+            image_endpoint.channel()
+        };
+        Ok(Self(Arc::new(Inner {
+            runtime: RuntimeServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE),
+            runtime_endpoint,
+            images: ImageServiceClient::new(image_channel).max_decoding_message_size(MAX_MESSAGE),
+            image_endpoint,
+            request_timeout: options.request_timeout,
+            observer: options.observer,
+        })))
+    }
+
+    /// Makes sure that both services are there and speak CRI v1. Meant to be
+    /// called once at the start, and repeated while
+    /// [unavailable](Error::is_unavailable).
+    ///
+    /// # Errors
+    /// [`Error::NoV1`] for a runtime that knows only an older protocol.
+    pub async fn negotiate(&self) -> Result<VersionResponse> {
+        let version = self.version().await.map_err(|e| no_v1(e, &self.0.runtime_endpoint))?;
+        self.image_fs_info().await.map_err(|e| no_v1(e, &self.0.image_endpoint))?;
+        Ok(version)
+    }
+
+    /// Name and versions of the runtime.
+    pub async fn version(&self) -> Result<VersionResponse> {
+        let call = self.call("Version", "version");
+        let request = call.request(VersionRequest { version: KUBELET_API.to_owned() });
+        let version = call.answer(self.runtime().version(request)).await?;
+        call.demand(!version.version.is_empty(), "version")?;
+        call.demand(!version.runtime_name.is_empty(), "runtime_name")?;
+        call.demand(!version.runtime_version.is_empty(), "runtime_version")?;
+        call.demand(!version.runtime_api_version.is_empty(), "runtime_api_version")?;
+        Ok(version)
+    }
+
+    /// The runtime's conditions, handlers and features; `verbose` adds `info`.
+    /// At least two conditions are there: RuntimeReady and NetworkReady.
+    pub async fn status(&self, verbose: bool) -> Result<StatusResponse> {
+        let call = self.call("Status", "status");
+        let request = call.request(StatusRequest { verbose });
+        let status = call.answer(self.runtime().status(request)).await?;
+        let conditions = status.status.as_ref().map_or(0, |s| s.conditions.len());
+        call.demand(conditions >= 2, "RuntimeReady or NetworkReady condition")?;
+        Ok(status)
+    }
+
+    /// What the runtime was configured with: the cgroup driver. Older runtimes
+    /// answer [unimplemented](Error::is_unimplemented).
+    pub async fn runtime_config(&self) -> Result<RuntimeConfigResponse> {
+        let call = self.call("RuntimeConfig", "runtime_config");
+        let request = call.request(RuntimeConfigRequest {});
+        call.answer(self.runtime().runtime_config(request)).await
+    }
+
+    /// Tells the runtime the pod CIDR of this node.
+    pub async fn update_runtime_config(&self, pod_cidr: &str) -> Result<()> {
+        let call = self.call("UpdateRuntimeConfig", "update_runtime_config");
+        let request = call.request(UpdateRuntimeConfigRequest {
+            runtime_config: Some(RuntimeConfig {
+                network_config: Some(NetworkConfig { pod_cidr: pod_cidr.to_owned() }),
+            }),
+        });
+        call.answer(self.runtime().update_runtime_config(request)).await?;
+        Ok(())
+    }
+
+    /// What happens to containers, from now on. The stream opens when first
+    /// polled, has no deadline, and ends after an error or when the runtime
+    /// closes it; open another one then. A runtime without events answers
+    /// [unimplemented](Error::is_unimplemented) as the first item.
+    pub fn container_events(
+        &self,
+    ) -> impl Stream<Item = Result<ContainerEventResponse>> + Send + use<> {
+        let runtime = self.clone();
+        // lazy, since a Go server sends not even headers before the first event:
+        // to await the opening would be to await an event
+        stream::once(async move {
+            let call = runtime.call("GetContainerEvents", "get_container_events").within(None);
+            let request = call.request(GetEventsRequest {});
+            let events = call.answer(runtime.runtime().get_container_events(request)).await?;
+            let (rpc, endpoint) = (call.rpc, call.endpoint.clone());
+            Ok(events.map_err(move |status| Error::from_status(rpc, &endpoint, &status)))
+        })
+        .try_flatten()
+        .scan(false, |failed, item| {
+            let end = *failed;
+            *failed = item.is_err();
+            future::ready((!end).then_some(item))
+        })
+    }
+
+    /// A call to the runtime service, with the usual deadline.
+    pub(crate) fn call(&self, rpc: &'static str, operation: &'static str) -> Call<'_> {
+        Call {
+            rpc,
+            operation,
+            deadline: Some(self.0.request_timeout),
+            endpoint: &self.0.runtime_endpoint,
+            observer: self.0.observer.as_deref(),
+        }
+    }
+
+    /// A call to the image service, with the usual deadline.
+    pub(crate) fn image_call(&self, rpc: &'static str, operation: &'static str) -> Call<'_> {
+        Call { endpoint: &self.0.image_endpoint, ..self.call(rpc, operation) }
+    }
+
+    pub(crate) fn runtime(&self) -> RuntimeServiceClient<Channel> {
+        self.0.runtime.clone()
+    }
+
+    pub(crate) fn images(&self) -> ImageServiceClient<Channel> {
+        self.0.images.clone()
+    }
+
+    pub(crate) fn request_timeout(&self) -> Duration {
+        self.0.request_timeout
+    }
+}
+
+fn no_v1(error: Error, endpoint: &Endpoint) -> Error {
+    match error {
+        Error::Status { code: tonic::Code::Unimplemented, message, .. } => {
+            Error::NoV1 { endpoint: endpoint.to_string(), message }
+        }
+        other => other,
+    }
+}

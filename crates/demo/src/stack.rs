@@ -1,0 +1,178 @@
+//! What `make run` starts, in order, and takes down again: a host of the testkit with containerd,
+//! the apiserver, the node daemon. Blocks the main thread, on which nothing else runs.
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1::Node as NodeObject;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use longshore_testkit::{
+    Apiserver, Host, Image, Node, NodeOptions, log_tails, sweep_abandoned, wait_until,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::progress::Progress;
+
+/// How long a daemon may take to leave after SIGTERM before it is killed.
+const GRACE: Duration = Duration::from_secs(10);
+const APISERVER_READY: Duration = Duration::from_secs(30);
+const NODE_READY: Duration = Duration::from_secs(60);
+
+/// Everything that runs, as far as it has come up.
+#[derive(Debug, Default)]
+pub(crate) struct Stack {
+    node: Option<Node>,
+    apiserver: Option<Apiserver>,
+    host: Option<Host>,
+}
+
+/// A process to be looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Daemon {
+    pub(crate) name: &'static str,
+    pub(crate) pid: u32,
+}
+
+impl Stack {
+    /// Brings everything up and gives a client of the apiserver. What is up when it fails or
+    /// `stop` fires is still to be [taken down](Self::take_down).
+    pub(crate) async fn bring_up(
+        &mut self,
+        progress: Progress,
+        stop: &CancellationToken,
+    ) -> Result<Client> {
+        for gone in sweep_abandoned()? {
+            progress.line(&format!("cleared up after {gone}, whose run was killed"));
+        }
+        let bare = progress.step("network namespace and cgroups", async { Ok(Host::bare()?) });
+        let host = self.host.insert(bare.await?);
+        progress.line(&format!("  all state of this run is in {}", host.dir().display()));
+
+        progress.step("containerd", async { Ok(host.start_containerd()?) }).await?;
+        go_on(stop)?;
+        let images = progress.step("sandbox and demo images", async {
+            host.import(&Image::pause()?)?;
+            Ok(host.import(&Image::busybox()?)?)
+        });
+        images.await?;
+        go_on(stop)?;
+
+        let started = progress.step("apiserver", async {
+            let apiserver = self.apiserver.insert(Apiserver::start(host)?);
+            let client = connect(apiserver.admin_kubeconfig()).await?;
+            let ready = wait_until(APISERVER_READY, "the apiserver to be ready", async || {
+                client.apiserver_version().await
+            });
+            ready.await?;
+            Ok((client, apiserver))
+        });
+        let (client, apiserver) = started.await?;
+        go_on(stop)?;
+
+        let (kubeconfig, ca) = (apiserver.node_kubeconfig(), apiserver.client_ca());
+        let started = Node::start(host, &kubeconfig, &ca, NodeOptions::default())?;
+        let (node, name) = (self.node.insert(started), host.name());
+        let ready = progress.step("node daemon, until its node is Ready", async {
+            let ready = wait_node_ready(client.clone(), &name);
+            let waited = stop.run_until_cancelled(ready).await.ok_or(Interrupted)?;
+            // A daemon's own end says more than a node that does not come.
+            if waited.is_err() {
+                node.daemon().check_running()?;
+            }
+            waited
+        });
+        ready.await?;
+        Ok(client)
+    }
+
+    /// The host.
+    pub(crate) fn host(&self) -> Result<&Host> {
+        self.host.as_ref().context("the host is not up")
+    }
+
+    /// The kubeconfig to use.
+    pub(crate) fn kubeconfig(&self) -> Result<PathBuf> {
+        let apiserver = self.apiserver.as_ref().context("the apiserver is not up")?;
+        Ok(apiserver.admin_kubeconfig())
+    }
+
+    /// The daemons; errs as soon as one of them has ended.
+    pub(crate) fn daemons(&mut self) -> Result<Vec<Daemon>> {
+        let node = self.node.as_mut().map(|node| ("longshore", node.daemon()));
+        let apiserver = self.apiserver.as_mut().map(|server| ("apiserver", server.daemon()));
+        let containerd = self.host.as_mut().map(Host::containerd).transpose()?;
+        let all = [node, apiserver, containerd.map(|daemon| ("containerd", daemon))];
+        let running = all.into_iter().flatten().map(|(name, daemon)| {
+            daemon.check_running()?;
+            Ok(Daemon { name, pid: daemon.pid() })
+        });
+        running.collect()
+    }
+
+    /// The ends of all logs.
+    pub(crate) fn log_tails(&self, lines: usize) -> Vec<(String, String)> {
+        self.host.as_ref().map(|host| log_tails(&host.log_dir(), lines)).unwrap_or_default()
+    }
+
+    /// Takes everything down, in the reverse order, and checks that nothing is left.
+    pub(crate) async fn take_down(self, progress: Progress) -> Result<()> {
+        let Some(host) = self.host else { return Ok(()) };
+        let down = progress.step("taking everything down", async {
+            // One that does not leave in time goes with the host.
+            if let Some(mut node) = self.node {
+                let _ = node.daemon().terminate(GRACE);
+            }
+            if let Some(mut apiserver) = self.apiserver {
+                let _ = apiserver.daemon().terminate(GRACE);
+            }
+            Ok(host.teardown()?)
+        });
+        down.await?;
+        progress.line(
+            "nothing is left: no process, container, mount, cgroup, network namespace, link, file",
+        );
+        Ok(())
+    }
+}
+
+/// What a stop signal in the middle of a step is reported as: no failure.
+#[derive(Debug)]
+pub(crate) struct Interrupted;
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+fn go_on(stop: &CancellationToken) -> Result<()> {
+    ensure!(!stop.is_cancelled(), Interrupted);
+    Ok(())
+}
+
+async fn connect(kubeconfig: PathBuf) -> Result<Client> {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+    let mut config =
+        Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    config.connect_timeout = Some(Duration::from_secs(5));
+    config.read_timeout = Some(Duration::from_secs(30));
+    Ok(Client::try_from(config)?)
+}
+
+async fn wait_node_ready(client: Client, name: &str) -> Result<()> {
+    let nodes: Api<NodeObject> = Api::all(client);
+    let waited = wait_until(NODE_READY, "the node to be Ready", async || {
+        let node = nodes.get(name).await?;
+        let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
+        match conditions.into_iter().find(|condition| condition.type_ == "Ready") {
+            Some(ready) if ready.status == "True" => Ok(()),
+            Some(ready) => bail!("{}", ready.message.unwrap_or(ready.status)),
+            None => bail!("it has no Ready condition"),
+        }
+    });
+    Ok(waited.await?)
+}

@@ -1,0 +1,105 @@
+//! Delays that double with each failure of the same thing, and are forgotten after a quiet time.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+/// First delay before a container is started again.
+pub const RESTART_BASE: SignedDuration = SignedDuration::from_secs(10);
+/// Longest delay before a container is started again, unless the node's config says otherwise.
+pub const RESTART_MAX: SignedDuration = SignedDuration::from_secs(300);
+/// A container that ran this long starts afresh, whatever the longest delay is.
+const RESTART_RESET: SignedDuration = SignedDuration::from_secs(600);
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    delay: SignedDuration,
+    touched: Timestamp,
+}
+
+/// The delays of a set of things, by key.
+#[derive(Clone, Debug)]
+pub struct Backoff<K> {
+    base: SignedDuration,
+    max: SignedDuration,
+    entries: HashMap<K, Entry>,
+}
+
+impl<K: Hash + Eq + Clone> Backoff<K> {
+    /// Delays from `base`, doubling up to `max`.
+    pub fn new(base: SignedDuration, max: SignedDuration) -> Self {
+        Self { base: base.min(max), max, entries: HashMap::new() }
+    }
+
+    /// Until when the thing has to wait, if it failed at `failed`; `None` if it need not (any more).
+    pub fn waits_until(&self, key: &K, failed: Timestamp, now: Timestamp) -> Option<Timestamp> {
+        let entry = self.entries.get(key)?;
+        if self.is_stale(entry, failed) {
+            return None;
+        }
+        let until = failed.checked_add(entry.delay).unwrap_or(Timestamp::MAX);
+        (now < until).then_some(until)
+    }
+
+    /// The delay that is in force for the thing.
+    pub fn delay(&self, key: &K) -> SignedDuration {
+        self.entries.get(key).map_or(self.base, |entry| entry.delay)
+    }
+
+    /// Note a new try at `now`, after a failure: if that fails too, the thing waits twice as long.
+    pub fn next(&mut self, key: &K, now: Timestamp) {
+        let delay = match self.entries.get(key) {
+            Some(entry) if !self.is_stale(entry, now) => (entry.delay * 2).min(self.max),
+            _ => self.base,
+        };
+        self.entries.insert(key.clone(), Entry { delay, touched: now });
+    }
+
+    /// Forget the things for which `keep` is false.
+    pub fn retain(&mut self, mut keep: impl FnMut(&K) -> bool) {
+        self.entries.retain(|key, _| keep(key));
+    }
+
+    fn is_stale(&self, entry: &Entry, failed: Timestamp) -> bool {
+        failed.duration_since(entry.touched) > (self.max * 2).max(RESTART_RESET)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(1_700_000_000 + seconds).unwrap_or(Timestamp::UNIX_EPOCH)
+    }
+
+    #[test]
+    fn doubles_up_to_the_maximum_and_resets_after_a_quiet_time() {
+        let mut backoff = Backoff::new(RESTART_BASE, RESTART_MAX);
+        assert_eq!(backoff.waits_until(&"c", at(0), at(0)), None, "a first failure restarts at once");
+        let mut failed = 0;
+        for expected in [10, 20, 40, 80, 160, 300, 300] {
+            backoff.next(&"c", at(failed));
+            failed += 1;
+            assert_eq!(
+                backoff.waits_until(&"c", at(failed), at(failed)),
+                Some(at(failed + expected)),
+                "delay {expected}"
+            );
+            assert_eq!(backoff.waits_until(&"c", at(failed), at(failed + expected)), None);
+            failed += expected;
+        }
+        let later = failed + 601;
+        assert_eq!(backoff.waits_until(&"c", at(later), at(later)), None, "quiet for long enough");
+        backoff.next(&"c", at(later));
+        assert_eq!(backoff.delay(&"c"), RESTART_BASE);
+    }
+
+    #[test]
+    fn a_base_above_the_maximum_is_the_maximum() {
+        let mut backoff = Backoff::new(RESTART_BASE, SignedDuration::from_secs(2));
+        backoff.next(&1, at(0));
+        assert_eq!(backoff.delay(&1), SignedDuration::from_secs(2));
+    }
+}

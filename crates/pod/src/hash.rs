@@ -1,0 +1,57 @@
+//! The hash by which a kubelet knows that a running container is still the one its pod asks for.
+//!
+//! The value is stored in the container's annotations, so it must be upstream's to the bit: a
+//! different one would restart every pod when a node changes hands.
+
+use std::fmt::Write;
+
+use k8s_openapi::api::core::v1::Container;
+
+const FNV_OFFSET: u32 = 0x811c_9dc5;
+const FNV_PRIME: u32 = 0x0100_0193;
+
+/// 32-bit FNV-1a over the printed form of the JSON of name and image, as upstream computes it.
+pub fn container_hash(container: &Container) -> u64 {
+    let fields = serde_json::json!({
+        "image": container.image.as_deref().unwrap_or_default(),
+        "name": container.name,
+    });
+    // Upstream hashes the printed byte slice, its type in front, and not the bytes themselves.
+    let mut printed = String::from("([]uint8)[");
+    for (index, byte) in fields.to_string().bytes().enumerate() {
+        let separator = if index == 0 { "" } else { " " };
+        // Writing to a String cannot fail.
+        let _ = write!(printed, "{separator}{byte}");
+    }
+    printed.push(']');
+    u64::from(fnv1a(printed.as_bytes()))
+}
+
+/// 32-bit FNV-1a.
+pub fn fnv1a(bytes: &[u8]) -> u32 {
+    bytes
+        .iter()
+        .fold(FNV_OFFSET, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(FNV_PRIME))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Values computed by upstream's own function.
+    #[test]
+    fn hashes_are_upstreams() {
+        for (name, image, expected) in [
+            ("web", "registry.k8s.io/pause:3.10", 0x4f3b_3ba7),
+            ("a", "busybox", 0x5264_866e),
+            ("x", "a@sha256:abc", 0xe15e_550b),
+        ] {
+            let container = Container {
+                name: name.to_owned(),
+                image: Some(image.to_owned()),
+                ..Container::default()
+            };
+            assert_eq!(container_hash(&container), expected, "{name} {image}");
+        }
+    }
+}

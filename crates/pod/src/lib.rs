@@ -1,0 +1,15 @@
+//! The pure half of the node: from what a pod asks for and what the runtime shows, to what is to
+//! be done ([`plan`]) and what is to be told ([`status`]). No I/O, no client, and no clock but the
+//! one passed in.
+
+pub mod backoff;
+pub mod downward;
+pub mod expand;
+pub mod hash;
+pub mod observed;
+pub mod plan;
+pub mod qos;
+pub mod spec;
+pub mod status;
+
+pub use k8s_openapi::jiff::Timestamp;

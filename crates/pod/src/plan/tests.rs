@@ -1,0 +1,311 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::backoff::{RESTART_BASE, RESTART_MAX};
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(1_700_000_000 + seconds).unwrap()
+}
+
+/// A pod by its restart policy and its containers: `name`, `init:name` or `sidecar:name`.
+fn pod(policy: &str, containers: &[&str]) -> Pod {
+    let (mut init, mut regular) = (Vec::new(), Vec::new());
+    for container in containers {
+        match container.split_once(':') {
+            Some(("init", name)) => init.push(json!({"name": name, "image": "i"})),
+            Some((_, name)) => {
+                init.push(json!({"name": name, "image": "i", "restartPolicy": "Always"}));
+            }
+            None => regular.push(json!({"name": container, "image": "i"})),
+        }
+    }
+    serde_json::from_value(json!({
+        "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
+        "spec": {"restartPolicy": policy, "initContainers": init, "containers": regular},
+    }))
+    .unwrap()
+}
+
+fn sandbox(attempt: u32, ready: bool) -> Sandbox {
+    Sandbox {
+        id: format!("s{attempt}"),
+        attempt,
+        ready,
+        created_at: at(i64::from(attempt)),
+        ips: vec!["10.0.0.2".to_owned()],
+        host_network: false,
+    }
+}
+
+fn run(name: &str, sandbox: u32, restart_count: u32, state: State) -> observed::Container {
+    let container = Container { name: name.to_owned(), image: Some("i".to_owned()), ..Container::default() };
+    observed::Container {
+        id: format!("{name}{restart_count}"),
+        name: name.to_owned(),
+        sandbox_id: format!("s{sandbox}"),
+        restart_count,
+        hash: Some(container_hash(&container)),
+        created_at: at(i64::from(restart_count)),
+        image: "i".to_owned(),
+        image_ref: "sha256:i".to_owned(),
+        log_path: String::new(),
+        state,
+    }
+}
+
+fn running() -> State {
+    State::Running { started_at: at(0) }
+}
+
+fn exited(exit_code: i32) -> State {
+    let (started_at, finished_at) = (Some(at(0)), at(10));
+    State::Exited { started_at, finished_at, exit_code, reason: String::new(), message: String::new() }
+}
+
+fn observed(sandboxes: Vec<Sandbox>, containers: Vec<observed::Container>) -> ObservedPod {
+    ObservedPod { uid: "u".into(), name: "p".into(), namespace: "ns".into(), sandboxes, containers }
+}
+
+fn no_delays() -> Backoff<BackoffKey> {
+    Backoff::new(RESTART_BASE, RESTART_MAX)
+}
+
+/// The plan in short: `stop`, `sandbox N`, `kill c`, `start c N`, `wait c`.
+fn steps(pod: &Pod, observed: &ObservedPod) -> Vec<String> {
+    short(&plan(pod, observed, &no_delays(), at(20)))
+}
+
+fn short(plan: &Plan) -> Vec<String> {
+    let sandbox = match plan.sandbox {
+        SandboxStep::Keep => None,
+        SandboxStep::Create { attempt } => Some(format!("sandbox {attempt}")),
+        SandboxStep::Stop => Some("stop".to_owned()),
+    };
+    let kills = plan.kill.iter().map(|kill| format!("kill {}", kill.name));
+    let starts = plan.start.iter().map(|start| {
+        let count = start.restart_count.map_or("new".to_owned(), |count| count.to_string());
+        format!("start {} {count}", start.name)
+    });
+    let waits = plan.waiting.iter().map(|waiting| format!("wait {}", waiting.name));
+    sandbox.into_iter().chain(kills).chain(starts).chain(waits).collect()
+}
+
+#[test]
+fn a_new_pod_gets_a_sandbox_and_then_its_containers() {
+    let pod = pod("Always", &["a", "b"]);
+    assert_eq!(steps(&pod, &observed(vec![], vec![])), ["sandbox 0"]);
+    let seen = observed(vec![sandbox(0, true)], vec![]);
+    assert_eq!(steps(&pod, &seen), ["start a new", "start b new"]);
+    let seen = observed(vec![sandbox(0, true)], vec![run("a", 0, 0, running()), run("b", 0, 0, running())]);
+    assert!(plan(&pod, &seen, &no_delays(), at(20)).is_idle());
+}
+
+#[test]
+fn restart_policies() {
+    for (policy, exit_code, expected) in [
+        ("Always", 0, vec!["start a 1"]),
+        ("Always", 1, vec!["start a 1"]),
+        ("OnFailure", 0, vec!["stop"]),
+        ("OnFailure", 1, vec!["start a 1"]),
+        ("Never", 0, vec!["stop"]),
+        ("Never", 1, vec!["stop"]),
+    ] {
+        let seen = observed(vec![sandbox(0, true)], vec![run("a", 0, 0, exited(exit_code))]);
+        assert_eq!(steps(&pod(policy, &["a"]), &seen), expected, "{policy} {exit_code}");
+    }
+}
+
+#[test]
+fn one_container_that_still_runs_keeps_the_pod() {
+    let seen = observed(vec![sandbox(0, true)], vec![run("a", 0, 0, exited(0)), run("b", 0, 0, running())]);
+    assert!(steps(&pod("Never", &["a", "b"]), &seen).is_empty());
+}
+
+#[test]
+fn a_container_that_fails_again_waits_longer() {
+    let pod = pod("Always", &["a"]);
+    let key = backoff_key(&pod.spec.as_ref().unwrap().containers[0]);
+    let mut delays = no_delays();
+    delays.next(&key, at(0));
+    let seen = observed(vec![sandbox(0, true)], vec![run("a", 0, 1, exited(1))]);
+    let early = plan(&pod, &seen, &delays, at(15));
+    assert_eq!(short(&early), ["wait a"]);
+    assert!(early.is_idle());
+    assert_eq!(early.wake_at(), Some(at(20)), "10 s after it ended at 10");
+    assert_eq!(short(&plan(&pod, &seen, &delays, at(20))), ["start a 2"]);
+}
+
+#[test]
+fn init_containers_run_one_after_the_other() {
+    let pod = pod("Always", &["init:i", "init:j", "a"]);
+    let with = |containers| observed(vec![sandbox(0, true)], containers);
+    assert_eq!(steps(&pod, &with(vec![])), ["start i new"]);
+    assert!(steps(&pod, &with(vec![run("i", 0, 0, running())])).is_empty());
+    assert_eq!(steps(&pod, &with(vec![run("i", 0, 0, exited(0))])), ["start j new"]);
+    assert_eq!(steps(&pod, &with(vec![run("i", 0, 0, exited(1))])), ["start i 1"]);
+    let done = vec![run("i", 0, 0, exited(0)), run("j", 0, 0, exited(0))];
+    assert_eq!(steps(&pod, &with(done)), ["start a new"]);
+    let forgotten = vec![run("a", 0, 0, running())];
+    assert!(steps(&pod, &with(forgotten)).is_empty(), "the runtime may forget init containers");
+}
+
+#[test]
+fn a_failed_init_container_of_a_pod_that_never_restarts_ends_it() {
+    let seen = observed(vec![sandbox(0, true)], vec![run("i", 0, 0, exited(1))]);
+    assert_eq!(steps(&pod("Never", &["init:i", "a"]), &seen), ["stop"]);
+    let seen = observed(vec![sandbox(0, false)], vec![run("i", 0, 0, exited(1))]);
+    assert!(steps(&pod("Never", &["init:i", "a"]), &seen).is_empty(), "and stays ended");
+}
+
+#[test]
+fn sidecars_start_in_order_and_do_not_keep_a_pod_alive() {
+    let pod = pod("Never", &["sidecar:s", "init:i", "a"]);
+    let with = |containers| observed(vec![sandbox(0, true)], containers);
+    assert_eq!(steps(&pod, &with(vec![])), ["start s new"]);
+    assert_eq!(steps(&pod, &with(vec![run("s", 0, 0, running())])), ["start i new"]);
+    let both = vec![run("s", 0, 0, running()), run("i", 0, 0, exited(0))];
+    assert_eq!(steps(&pod, &with(both)), ["start a new"]);
+    let dead = vec![run("s", 0, 0, exited(1)), run("i", 0, 0, exited(0)), run("a", 0, 0, running())];
+    assert_eq!(steps(&pod, &with(dead)), ["start s 1"], "restarted whatever the pod's policy");
+    let over = vec![run("s", 0, 0, running()), run("i", 0, 0, exited(0)), run("a", 0, 0, exited(0))];
+    assert_eq!(steps(&pod, &with(over)), ["stop"]);
+}
+
+#[test]
+fn a_changed_spec_replaces_its_container_alone() {
+    let mut changed = run("a", 0, 3, running());
+    changed.hash = Some(1);
+    let seen = observed(vec![sandbox(0, true)], vec![changed, run("b", 0, 0, running())]);
+    assert_eq!(steps(&pod("Always", &["a", "b"]), &seen), ["kill a"]);
+}
+
+#[test]
+fn a_container_of_unknown_origin_is_left_alone() {
+    let mut foreign = run("a", 0, 0, running());
+    foreign.hash = None;
+    let seen = observed(vec![sandbox(0, true)], vec![foreign]);
+    assert!(steps(&pod("Always", &["a"]), &seen).is_empty());
+}
+
+#[test]
+fn a_lost_sandbox_is_made_again_if_there_is_work_left() {
+    let lost = |state| observed(vec![sandbox(2, false)], vec![run("a", 2, 0, state)]);
+    assert_eq!(steps(&pod("Always", &["a"]), &lost(exited(0))), ["sandbox 3"]);
+    assert_eq!(steps(&pod("OnFailure", &["a"]), &lost(exited(137))), ["sandbox 3"]);
+    assert!(steps(&pod("OnFailure", &["a"]), &lost(exited(0))).is_empty());
+    assert!(steps(&pod("Never", &["a"]), &lost(exited(137))).is_empty());
+    let two = observed(vec![sandbox(1, true), sandbox(0, true)], vec![]);
+    assert_eq!(steps(&pod("Always", &["a"]), &two), ["sandbox 2"], "only one may stand");
+    let mut unreachable = sandbox(0, true);
+    unreachable.ips.clear();
+    assert_eq!(steps(&pod("Always", &["a"]), &observed(vec![unreachable], vec![])), ["sandbox 1"]);
+}
+
+#[test]
+fn a_container_restarts_in_the_new_sandbox_with_its_count() {
+    let seen = observed(vec![sandbox(1, true), sandbox(0, false)], vec![run("a", 0, 4, exited(0))]);
+    assert_eq!(steps(&pod("Always", &["a"]), &seen), ["start a 5"]);
+}
+
+fn any_state() -> impl Strategy<Value = State> {
+    prop_oneof![
+        Just(State::Created),
+        Just(running()),
+        (0i32..3).prop_map(exited),
+        Just(State::Unknown)
+    ]
+}
+
+fn any_pod() -> impl Strategy<Value = Pod> {
+    let container = prop_oneof!["init:[ij]", "sidecar:[st]", "[abc]"];
+    (prop_oneof!["Always", "OnFailure", "Never"], prop::collection::vec(container, 1..6)).prop_map(
+        |(policy, mut names)| {
+            names.push("main".to_owned());
+            names.sort_by_key(|name| name.rsplit(':').next().map(str::to_owned));
+            names.dedup_by_key(|name| name.rsplit(':').next().map(str::to_owned));
+            pod(&policy, &names.iter().map(String::as_str).collect::<Vec<_>>())
+        },
+    )
+}
+
+fn any_observation() -> impl Strategy<Value = ObservedPod> {
+    let names = prop_oneof!["[ijstabc]", Just("main".to_owned())];
+    let container = (names, 0u32..2, 0u32..3, any_state());
+    (prop::collection::vec(any::<bool>(), 0..3), prop::collection::vec(container, 0..6)).prop_map(
+        |(sandboxes, containers)| {
+            let mut sandboxes: Vec<_> =
+                sandboxes.into_iter().zip(0u32..).map(|(ready, n)| sandbox(n, ready)).collect();
+            sandboxes.reverse();
+            let containers = containers.into_iter().map(|(name, s, count, state)| run(&name, s, count, state));
+            observed(sandboxes, containers.collect())
+        },
+    )
+}
+
+/// What the runtime would show once a plan has been carried out, with every start a success.
+fn carried_out(plan: &Plan, mut seen: ObservedPod) -> ObservedPod {
+    match plan.sandbox {
+        SandboxStep::Keep => {}
+        SandboxStep::Create { .. } | SandboxStep::Stop => {
+            seen.sandboxes.iter_mut().for_each(|sandbox| sandbox.ready = false);
+            for run in seen.containers.iter_mut().filter(|run| run.exit_code().is_none()) {
+                run.state = exited(137);
+            }
+        }
+    }
+    if let SandboxStep::Create { attempt } = plan.sandbox {
+        seen.sandboxes.insert(0, sandbox(attempt, true));
+    }
+    for kill in &plan.kill {
+        let killed = seen.containers.iter_mut().filter(|run| run.id == kill.id);
+        killed.for_each(|run| run.state = exited(137));
+    }
+    for start in &plan.start {
+        let attempt = seen.sandboxes[0].attempt;
+        let started = run(&start.name, attempt, start.restart_count.unwrap_or(0), running());
+        seen.containers.insert(0, started);
+    }
+    seen
+}
+
+proptest! {
+    #[test]
+    fn carrying_plans_out_comes_to_rest(pod in any_pod(), seen in any_observation()) {
+        let mut seen = seen;
+        // Init containers that run are taken to succeed, so that the pod gets on.
+        for _ in 0..30 {
+            let next = plan(&pod, &seen, &no_delays(), at(20));
+            if next.is_idle() {
+                let init = spec::containers(pod.spec.as_ref().unwrap())
+                    .filter(|(kind, _)| *kind == ContainerKind::Init)
+                    .map(|(_, container)| container.name.clone())
+                    .collect::<Vec<_>>();
+                let pending = seen.containers.iter_mut()
+                    .find(|run| init.contains(&run.name) && run.is_running());
+                match pending {
+                    Some(run) => run.state = exited(0),
+                    None => return Ok(()),
+                }
+                continue;
+            }
+            seen = carried_out(&next, seen);
+        }
+        prop_assert!(false, "still busy: {:?}", short(&plan(&pod, &seen, &no_delays(), at(20))));
+    }
+
+    #[test]
+    fn what_runs_as_it_should_is_never_touched(pod in any_pod(), seen in any_observation()) {
+        let next = plan(&pod, &seen, &no_delays(), at(20));
+        if next.sandbox == SandboxStep::Keep {
+            prop_assert!(next.kill.is_empty(), "every hash fits");
+            for start in &next.start {
+                let newest = seen.newest(&start.name);
+                let here = seen.sandboxes.first().map(|sandbox| sandbox.id.as_str());
+                prop_assert!(!newest.is_some_and(|run| run.is_running() && Some(run.sandbox_id.as_str()) == here));
+            }
+        }
+    }
+}

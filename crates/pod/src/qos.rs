@@ -1,0 +1,158 @@
+//! Quality of service classes, and the OOM score that follows from them.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use crate::spec;
+
+/// How well a pod's resources are guaranteed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QosClass {
+    /// Every container has CPU and memory limits, and its requests equal them.
+    Guaranteed,
+    /// Some container requests or limits CPU or memory.
+    Burstable,
+    /// No container does.
+    BestEffort,
+}
+
+impl QosClass {
+    /// The name in `status.qosClass`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Guaranteed => "Guaranteed",
+            Self::Burstable => "Burstable",
+            Self::BestEffort => "BestEffort",
+        }
+    }
+}
+
+type List = BTreeMap<String, Quantity>;
+
+/// A quantity in thousandths of its unit; `None` if it is no quantity.
+///
+/// The format is Kubernetes' own: a decimal number with a binary (`Ki`…), decimal (`k`, `m`…) or
+/// exponent (`e3`) suffix. Fractions of a thousandth are rounded up, as upstream does.
+pub fn milli(quantity: &Quantity) -> Option<i128> {
+    let text = quantity.0.trim();
+    let (negative, text) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, suffix) = text.split_at(end);
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
+        return None;
+    }
+    let digits: i128 = match format!("{whole}{fraction}").as_str() {
+        "" => 0,
+        digits => digits.parse().ok()?,
+    };
+    let (base, exponent): (i128, i32) = match suffix {
+        "" => (10, 0),
+        "n" => (10, -9),
+        "u" => (10, -6),
+        "m" => (10, -3),
+        "k" => (10, 3),
+        "M" => (10, 6),
+        "G" => (10, 9),
+        "T" => (10, 12),
+        "P" => (10, 15),
+        "E" => (10, 18),
+        "Ki" => (2, 10),
+        "Mi" => (2, 20),
+        "Gi" => (2, 30),
+        "Ti" => (2, 40),
+        "Pi" => (2, 50),
+        "Ei" => (2, 60),
+        other => (10, other.strip_prefix(['e', 'E'])?.parse().ok()?),
+    };
+    let (mut numerator, mut denominator) = (digits.checked_mul(1000)?, 1i128);
+    let scale = base.checked_pow(exponent.unsigned_abs())?;
+    if exponent >= 0 {
+        numerator = numerator.checked_mul(scale)?;
+    } else {
+        denominator = scale;
+    }
+    denominator = denominator.checked_mul(10i128.checked_pow(u32::try_from(fraction.len()).ok()?)?)?;
+    let rounded = numerator.checked_add(denominator - 1)? / denominator;
+    Some(if negative { -rounded } else { rounded })
+}
+
+/// A resource of a list in thousandths, 0 if it is absent.
+pub fn milli_of(list: Option<&List>, resource: &str) -> i128 {
+    list.and_then(|list| list.get(resource)).and_then(milli).unwrap_or(0)
+}
+
+/// A resource of a list in whole units (rounded up), 0 if it is absent.
+pub fn units_of(list: Option<&List>, resource: &str) -> i64 {
+    i64::try_from((milli_of(list, resource) + 999).div_euclid(1000)).unwrap_or(i64::MAX)
+}
+
+/// The limits of a container.
+pub fn limits(container: &Container) -> Option<&List> {
+    container.resources.as_ref()?.limits.as_ref()
+}
+
+/// The requests of a container.
+pub fn requests(container: &Container) -> Option<&List> {
+    container.resources.as_ref()?.requests.as_ref()
+}
+
+/// The class of a pod: the one that its status already tells (it never changes), or the one that
+/// follows from its resources.
+pub fn class(pod: &Pod) -> QosClass {
+    match pod.status.as_ref().and_then(|status| status.qos_class.as_deref()) {
+        Some("Guaranteed") => return QosClass::Guaranteed,
+        Some("Burstable") => return QosClass::Burstable,
+        Some("BestEffort") => return QosClass::BestEffort,
+        _ => {}
+    }
+    let Some(pod_spec) = &pod.spec else { return QosClass::BestEffort };
+    let sets: Vec<(Option<&List>, Option<&List>)> = match &pod_spec.resources {
+        Some(own) if own.limits.is_some() || own.requests.is_some() => {
+            vec![(own.requests.as_ref(), own.limits.as_ref())]
+        }
+        _ => spec::containers(pod_spec).map(|(_, c)| (requests(c), limits(c))).collect(),
+    };
+    let mut any = false;
+    let mut guaranteed = true;
+    for (requests, limits) in sets {
+        for resource in ["cpu", "memory"] {
+            let (request, limit) = (milli_of(requests, resource), milli_of(limits, resource));
+            any |= request > 0 || limit > 0;
+            // A request that is left out follows its limit.
+            let request = if request == 0 { limit } else { request };
+            guaranteed &= limit > 0 && request == limit;
+        }
+    }
+    match (any, guaranteed) {
+        (false, _) => QosClass::BestEffort,
+        (true, true) => QosClass::Guaranteed,
+        (true, false) => QosClass::Burstable,
+    }
+}
+
+/// The `oom_score_adj` of a container on a node with that much memory (bytes).
+pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity: i64) -> i64 {
+    const GUARANTEED: i64 = -997;
+    const BEST_EFFORT: i64 = 1000;
+    let critical = pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0) >= 2_000_000_000;
+    if critical {
+        return GUARANTEED;
+    }
+    match class(pod) {
+        QosClass::Guaranteed => GUARANTEED,
+        QosClass::BestEffort => BEST_EFFORT,
+        QosClass::Burstable => {
+            let request = i128::from(units_of(requests(container), "memory"));
+            let share = 1000 * request / i128::from(memory_capacity.max(1));
+            // Never below what is kept for guaranteed pods, never equal to best effort.
+            let score = (1000 - share).clamp(1000 + i128::from(GUARANTEED), 999);
+            i64::try_from(score).unwrap_or(999)
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Questions about a pod's spec that several rooms ask.
+
+use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod, PodSpec};
+
+/// Annotation that says where the node learnt of a pod: `file`, `http` or `api`.
+pub const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
+/// Annotation of a mirror pod: the hash of the static pod that it mirrors.
+pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+/// Annotation of a static pod: the hash of its manifest.
+pub const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
+/// Annotation of a static pod: when the node first saw it.
+pub const SEEN_ANNOTATION: &str = "kubernetes.io/config.seen";
+
+/// Which list of the spec a container stands in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ContainerKind {
+    /// `initContainers` without `restartPolicy: Always`.
+    Init,
+    /// `initContainers` with `restartPolicy: Always`.
+    Sidecar,
+    /// `containers`.
+    Regular,
+}
+
+/// The pod's UID, or "" for an object that has none yet.
+pub fn uid(pod: &Pod) -> &str {
+    pod.metadata.uid.as_deref().unwrap_or_default()
+}
+
+/// The pod's name, or "".
+pub fn name(pod: &Pod) -> &str {
+    pod.metadata.name.as_deref().unwrap_or_default()
+}
+
+/// The pod's namespace, or "".
+pub fn namespace(pod: &Pod) -> &str {
+    pod.metadata.namespace.as_deref().unwrap_or_default()
+}
+
+/// An annotation of the pod.
+pub fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+/// Whether the pod comes from a file or a URL and not from the apiserver.
+pub fn is_static(pod: &Pod) -> bool {
+    annotation(pod, SOURCE_ANNOTATION).is_some_and(|source| source != "api")
+}
+
+/// Whether the object is the apiserver's mirror of a static pod.
+pub fn is_mirror(pod: &Pod) -> bool {
+    annotation(pod, MIRROR_ANNOTATION).is_some()
+}
+
+/// Whether the pod shares the node's network namespace.
+pub fn host_network(pod: &Pod) -> bool {
+    pod.spec.as_ref().and_then(|spec| spec.host_network).unwrap_or(false)
+}
+
+/// Whether an init container is a sidecar.
+pub fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
+/// The init containers and sidecars of the spec, in order.
+pub fn init_containers(spec: &PodSpec) -> &[Container] {
+    spec.init_containers.as_deref().unwrap_or_default()
+}
+
+/// Init containers, sidecars and regular containers in the order in which they start.
+pub fn containers(spec: &PodSpec) -> impl Iterator<Item = (ContainerKind, &Container)> {
+    let init = init_containers(spec).iter().map(|container| {
+        let kind = if is_sidecar(container) { ContainerKind::Sidecar } else { ContainerKind::Init };
+        (kind, container)
+    });
+    init.chain(spec.containers.iter().map(|container| (ContainerKind::Regular, container)))
+}
+
+/// The container of that name, whichever list it stands in (ephemeral ones apart).
+pub fn container<'a>(pod: &'a Pod, name: &str) -> Option<(ContainerKind, &'a Container)> {
+    containers(pod.spec.as_ref()?).find(|(_, container)| container.name == name)
+}
+
+/// The ephemeral containers of the spec.
+pub fn ephemeral_containers(spec: &PodSpec) -> &[EphemeralContainer] {
+    spec.ephemeral_containers.as_deref().unwrap_or_default()
+}
+
+/// The path of a container's field in the pod, as events name it.
+pub fn field_path(kind: ContainerKind, name: &str) -> String {
+    match kind {
+        ContainerKind::Init | ContainerKind::Sidecar => format!("spec.initContainers{{{name}}}"),
+        ContainerKind::Regular => format!("spec.containers{{{name}}}"),
+    }
+}
+
+/// Whether a container that ended with `exit_code` is to run again under the policies of its pod.
+pub fn restarts(spec: &PodSpec, kind: ContainerKind, container: &Container, exit_code: i32) -> bool {
+    if kind == ContainerKind::Sidecar {
+        return true;
+    }
+    if let Some(verdict) = restart_rule(container, exit_code) {
+        return verdict;
+    }
+    let policy = container
+        .restart_policy
+        .as_deref()
+        .or(spec.restart_policy.as_deref())
+        .unwrap_or("Always");
+    match policy {
+        "Never" => false,
+        "OnFailure" => exit_code != 0,
+        // An init container that succeeded has done its work, whatever the policy.
+        _ => kind != ContainerKind::Init || exit_code != 0,
+    }
+}
+
+/// What the container's own `restartPolicyRules` say about an exit code, if one matches.
+fn restart_rule(container: &Container, exit_code: i32) -> Option<bool> {
+    let rules = container.restart_policy_rules.as_deref()?;
+    rules
+        .iter()
+        .find(|rule| {
+            rule.exit_codes.as_ref().is_some_and(|codes| {
+                let named = codes.values.as_ref().is_some_and(|values| values.contains(&exit_code));
+                match codes.operator.as_str() {
+                    "In" => named,
+                    "NotIn" => !named,
+                    _ => false,
+                }
+            })
+        })
+        .map(|rule| rule.action == "Restart")
+}

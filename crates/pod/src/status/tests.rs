@@ -1,0 +1,254 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::observed::{Container, Sandbox, State};
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(1_700_000_000 + seconds).unwrap()
+}
+
+fn pod(spec: Value) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": "p", "namespace": "ns", "uid": "u", "generation": 3},
+        "spec": spec,
+    }))
+    .unwrap()
+}
+
+fn one_container(policy: &str) -> Pod {
+    pod(json!({"restartPolicy": policy, "containers": [{"name": "c", "image": "busybox"}]}))
+}
+
+fn run(name: &str, restart_count: u32, state: State) -> Container {
+    Container {
+        id: format!("{name}{restart_count}"),
+        name: name.to_owned(),
+        sandbox_id: "s".to_owned(),
+        restart_count,
+        hash: None,
+        created_at: at(i64::from(restart_count)),
+        image: "busybox:latest".to_owned(),
+        image_ref: "sha256:1".to_owned(),
+        log_path: String::new(),
+        state,
+    }
+}
+
+fn running() -> State {
+    State::Running { started_at: at(1) }
+}
+
+fn exited(exit_code: i32) -> State {
+    State::Exited {
+        started_at: Some(at(1)),
+        finished_at: at(2),
+        exit_code,
+        reason: if exit_code == 0 { "Completed".into() } else { "Error".into() },
+        message: String::new(),
+    }
+}
+
+fn seen(containers: Vec<Container>) -> ObservedPod {
+    let sandbox = Sandbox { id: "s".into(), ready: true, ips: vec!["10.0.0.9".into()], ..Sandbox::default() };
+    ObservedPod { uid: "u".into(), sandboxes: vec![sandbox], containers, ..ObservedPod::default() }
+}
+
+fn host() -> Vec<String> {
+    vec!["192.0.2.1".to_owned()]
+}
+
+fn tell(pod: &Pod, observed: &ObservedPod, previous: &PodStatus, waiting: &[(&str, &str)]) -> PodStatus {
+    let host_ips = host();
+    let context = Context {
+        waiting: waiting.iter().map(|(n, r)| ((*n).to_owned(), ((*r).to_owned(), "why".to_owned()))).collect(),
+        host_ips: &host_ips,
+        runtime: "containerd",
+        ..Context::default()
+    };
+    status(pod, observed, previous, &context, at(100))
+}
+
+fn phase(status: &PodStatus) -> &str {
+    status.phase.as_deref().unwrap()
+}
+
+fn condition<'a>(status: &'a PodStatus, type_: &str) -> (&'a str, &'a str) {
+    let condition = status.conditions.iter().flatten().find(|c| c.type_ == type_).unwrap();
+    (condition.status.as_str(), condition.reason.as_deref().unwrap_or_default())
+}
+
+#[test]
+fn a_pod_from_nothing_to_running() {
+    let pod = one_container("Always");
+    let nothing = tell(&pod, &ObservedPod::default(), &PodStatus::default(), &[]);
+    assert_eq!(phase(&nothing), "Pending");
+    assert_eq!(condition(&nothing, "PodReadyToStartContainers"), ("False", ""));
+    assert_eq!(condition(&nothing, "Initialized"), ("True", ""));
+    assert_eq!(condition(&nothing, "Ready"), ("False", "ContainersNotReady"));
+    assert_eq!(condition(&nothing, "PodScheduled"), ("True", ""));
+    let container = &nothing.container_statuses.as_ref().unwrap()[0];
+    let waiting = container.state.as_ref().unwrap().waiting.as_ref().unwrap();
+    assert_eq!(waiting.reason.as_deref(), Some("ContainerCreating"));
+    assert_eq!(nothing.start_time, Some(Time(at(100))));
+    assert_eq!(nothing.pod_ip, None);
+
+    let ran = tell(&pod, &seen(vec![run("c", 0, running())]), &nothing, &[]);
+    assert_eq!(phase(&ran), "Running");
+    assert_eq!(condition(&ran, "Ready"), ("True", ""));
+    assert_eq!(ran.pod_ip.as_deref(), Some("10.0.0.9"));
+    assert_eq!(ran.host_ip.as_deref(), Some("192.0.2.1"));
+    assert_eq!(ran.qos_class.as_deref(), Some("BestEffort"));
+    assert_eq!(ran.observed_generation, Some(3));
+    let container = &ran.container_statuses.as_ref().unwrap()[0];
+    assert_eq!(container.container_id.as_deref(), Some("containerd://c0"));
+    assert!(container.ready && container.started == Some(true));
+    assert_eq!(ran.start_time, nothing.start_time, "a start is told once");
+}
+
+#[test]
+fn ends_by_restart_policy() {
+    for (policy, exit_code, expected) in [
+        ("Always", 0, "Running"),
+        ("Always", 1, "Running"),
+        ("OnFailure", 0, "Succeeded"),
+        ("OnFailure", 1, "Running"),
+        ("Never", 0, "Succeeded"),
+        ("Never", 1, "Failed"),
+    ] {
+        let status =
+            tell(&one_container(policy), &seen(vec![run("c", 0, exited(exit_code))]), &PodStatus::default(), &[]);
+        assert_eq!(phase(&status), expected, "{policy} {exit_code}");
+    }
+}
+
+#[test]
+fn an_end_is_never_taken_back() {
+    let pod = one_container("Never");
+    let failed = tell(&pod, &seen(vec![run("c", 0, exited(1))]), &PodStatus::default(), &[]);
+    let later = tell(&pod, &seen(vec![run("c", 1, running())]), &failed, &[]);
+    assert_eq!(phase(&later), "Failed");
+    let forgotten = tell(&pod, &ObservedPod::default(), &failed, &[]);
+    assert_eq!(phase(&forgotten), "Failed");
+    let container = &forgotten.container_statuses.as_ref().unwrap()[0];
+    assert_eq!(container.state.as_ref().unwrap().terminated.as_ref().unwrap().exit_code, 1);
+}
+
+#[test]
+fn a_crash_loop_waits_and_shows_how_it_ended() {
+    let pod = one_container("Always");
+    let runs = vec![run("c", 1, exited(1)), run("c", 0, exited(2))];
+    let status = tell(&pod, &seen(runs), &PodStatus::default(), &[("c", "CrashLoopBackOff")]);
+    assert_eq!(phase(&status), "Running");
+    let container = &status.container_statuses.as_ref().unwrap()[0];
+    assert_eq!(container.restart_count, 1);
+    let state = container.state.as_ref().unwrap();
+    assert_eq!(state.waiting.as_ref().unwrap().reason.as_deref(), Some("CrashLoopBackOff"));
+    let last = container.last_state.as_ref().unwrap().terminated.as_ref().unwrap();
+    assert_eq!(last.exit_code, 1, "of the newest run, which is over");
+}
+
+#[test]
+fn a_restarted_container_keeps_its_last_end() {
+    let pod = one_container("Always");
+    let runs = vec![run("c", 1, running()), run("c", 0, exited(3))];
+    let status = tell(&pod, &seen(runs), &PodStatus::default(), &[]);
+    let last = |status: &PodStatus| {
+        let container = &status.container_statuses.as_ref().unwrap()[0];
+        container.last_state.as_ref().unwrap().terminated.as_ref().unwrap().exit_code
+    };
+    assert_eq!(last(&status), 3);
+    let forgotten = tell(&pod, &seen(vec![run("c", 1, running())]), &status, &[]);
+    assert_eq!(last(&forgotten), 3, "the runtime may forget the run, the status does not");
+}
+
+#[test]
+fn a_running_container_that_the_runtime_lost_counts_as_ended() {
+    let pod = one_container("Always");
+    let ran = tell(&pod, &seen(vec![run("c", 0, running())]), &PodStatus::default(), &[]);
+    let lost = tell(&pod, &seen(vec![]), &ran, &[]);
+    assert_eq!(phase(&lost), "Running", "not back to Pending");
+    let container = &lost.container_statuses.as_ref().unwrap()[0];
+    assert_eq!(container.restart_count, 1);
+    let last = container.last_state.as_ref().unwrap().terminated.as_ref().unwrap();
+    assert_eq!((last.exit_code, last.reason.as_deref()), (137, Some("ContainerStatusUnknown")));
+}
+
+#[test]
+fn init_containers_hold_the_pod_in_pending() {
+    let pod = pod(json!({
+        "initContainers": [{"name": "i", "image": "b"}],
+        "containers": [{"name": "c", "image": "b"}],
+    }));
+    let status = tell(&pod, &seen(vec![run("i", 0, running())]), &PodStatus::default(), &[]);
+    assert_eq!(phase(&status), "Pending");
+    assert_eq!(condition(&status, "Initialized"), ("False", "ContainersNotInitialized"));
+    let waiting = &status.container_statuses.as_ref().unwrap()[0].state.as_ref().unwrap().waiting;
+    assert_eq!(waiting.as_ref().unwrap().reason.as_deref(), Some("PodInitializing"));
+    let done = tell(&pod, &seen(vec![run("i", 0, exited(0))]), &status, &[]);
+    assert_eq!(condition(&done, "Initialized"), ("True", ""));
+    assert!(done.init_container_statuses.as_ref().unwrap()[0].ready);
+}
+
+#[test]
+fn transition_times_move_only_with_the_status() {
+    let pod = one_container("Always");
+    let observed = seen(vec![run("c", 0, running())]);
+    let first = tell(&pod, &observed, &PodStatus::default(), &[]);
+    let context = Context { host_ips: &host(), runtime: "containerd", ..Context::default() };
+    let second = status(&pod, &observed, &first, &context, at(500));
+    assert_eq!(first, second, "nothing changed, so nothing is to be written");
+}
+
+#[test]
+fn a_gate_that_nobody_opened_keeps_the_pod_unready() {
+    let mut gated = one_container("Always");
+    let gate = json!([{"conditionType": "example.com/gate"}]);
+    gated.spec.as_mut().unwrap().readiness_gates = serde_json::from_value(gate).unwrap();
+    let observed = seen(vec![run("c", 0, running())]);
+    let shut = tell(&gated, &observed, &PodStatus::default(), &[]);
+    assert_eq!(condition(&shut, "Ready"), ("False", "ReadinessGatesNotReady"));
+    assert_eq!(condition(&shut, "ContainersReady"), ("True", ""));
+    let open = json!({"conditions": [{"type": "example.com/gate", "status": "True"}]});
+    gated.status = serde_json::from_value(open).unwrap();
+    let open = tell(&gated, &observed, &shut, &[]);
+    assert_eq!(condition(&open, "Ready"), ("True", ""));
+    assert_eq!(condition(&open, "example.com/gate"), ("True", ""), "others' conditions stay");
+}
+
+#[test]
+fn a_verdict_overrules_until_the_end() {
+    let pod = one_container("Always");
+    let verdict = Verdict { phase: "Failed".into(), reason: "Evicted".into(), message: "full".into() };
+    let context = Context { verdict: Some(verdict), ..Context::default() };
+    let observed = seen(vec![run("c", 0, running())]);
+    let status = status(&pod, &observed, &PodStatus::default(), &context, at(1));
+    assert_eq!((phase(&status), status.reason.as_deref()), ("Failed", Some("Evicted")));
+    assert_eq!(condition(&status, "Ready"), ("False", "PodFailed"));
+}
+
+fn any_state() -> impl Strategy<Value = State> {
+    prop_oneof![Just(State::Created), Just(running()), (0i32..3).prop_map(exited), Just(State::Unknown)]
+}
+
+proptest! {
+    #[test]
+    fn telling_twice_changes_nothing(
+        policy in "(Always|OnFailure|Never)",
+        runs in prop::collection::vec(("[ic]", 0u32..3, any_state()), 0..4),
+        sandboxes in 0usize..2,
+    ) {
+        let pod = pod(json!({
+            "restartPolicy": policy,
+            "initContainers": [{"name": "i", "image": "b"}],
+            "containers": [{"name": "c", "image": "b"}],
+        }));
+        let mut observed = seen(runs.into_iter().map(|(name, count, state)| run(&name, count, state)).collect());
+        observed.sandboxes.truncate(sandboxes);
+        let first = tell(&pod, &observed, &PodStatus::default(), &[]);
+        let second = tell(&pod, &observed, &first, &[]);
+        prop_assert_eq!(first, second);
+    }
+}

@@ -1,0 +1,176 @@
+//! What is in the file: the tables, and every read over them. The same reads serve a read-only
+//! snapshot and the writer's open transaction.
+
+use bytes::Bytes;
+use redb::{ReadableTable, TableDefinition};
+
+use super::fault::{Fault, Result};
+use crate::{Error, Event, KeyValue, ListOptions, Page, Revision};
+
+/// Key, create revision (0: deleted here), revision replaced (0: none), deadline in Unix seconds
+/// (0: none), value.
+pub(super) type Row = (&'static str, i64, i64, u64, &'static [u8]);
+
+/// A key and one of its revisions.
+pub(super) type Version = (&'static str, i64);
+
+/// The history, one row per revision.
+pub(super) const RECORDS: TableDefinition<'_, i64, Row> = TableDefinition::new("records");
+/// A version, to the key's create revision (0: deleted here). Apart from the values, so that
+/// finding and counting keys reads few pages.
+pub(super) const INDEX: TableDefinition<'_, (&str, i64), i64> = TableDefinition::new("index");
+/// Deadline in Unix seconds and revision, to the key that goes then if this is still its revision.
+pub(super) const EXPIRY: TableDefinition<'_, (u64, i64), &str> = TableDefinition::new("expiry");
+/// The numbers named below.
+pub(super) const META: TableDefinition<'_, &str, i64> = TableDefinition::new("longshore");
+
+/// Layout of the tables; a file with another is refused.
+pub(super) const FORMAT: (&str, i64) = ("format", 1);
+/// History before this revision cannot be read.
+pub(super) const COMPACTED: &str = "compacted";
+/// History up to this revision has been cleared of what compaction leaves unread.
+pub(super) const SWEPT: &str = "swept";
+
+/// The revision of an empty store, as in etcd.
+pub(super) const FIRST_REVISION: Revision = 1;
+
+/// How much a call of [`Tables::history`] reads at most: its snapshot must not live long.
+const HISTORY_ROWS: usize = 4096;
+const HISTORY_BYTES: usize = 1 << 20;
+
+/// One row of the history, read.
+pub(super) struct Record {
+    pub(super) key: String,
+    pub(super) created: Revision,
+    pub(super) previous: Revision,
+    pub(super) deadline: u64,
+    pub(super) value: Bytes,
+}
+
+impl Record {
+    fn read((key, created, previous, deadline, value): (&str, i64, i64, u64, &[u8])) -> Self {
+        Record {
+            key: key.to_owned(),
+            created,
+            previous,
+            deadline,
+            value: Bytes::copy_from_slice(value),
+        }
+    }
+
+    pub(super) fn into_key_value(self, revision: Revision) -> KeyValue {
+        KeyValue {
+            key: self.key,
+            value: self.value,
+            create_revision: self.created,
+            mod_revision: revision,
+        }
+    }
+}
+
+/// The history and its index.
+pub(super) struct Tables<R, I> {
+    pub(super) records: R,
+    pub(super) index: I,
+}
+
+impl<R, I> Tables<R, I>
+where
+    R: ReadableTable<i64, Row>,
+    I: ReadableTable<Version, i64>,
+{
+    /// The newest revision, given what has been compacted (which may have taken the last row).
+    pub(super) fn newest(&self, compacted: Revision) -> Result<Revision> {
+        let last = self.records.last()?.map_or(0, |(revision, _)| revision.value());
+        Ok(last.max(compacted).max(FIRST_REVISION))
+    }
+
+    pub(super) fn record(&self, revision: Revision) -> Result<Option<Record>> {
+        Ok(self.records.get(revision)?.map(|row| Record::read(row.value())))
+    }
+
+    /// The key's newest revision and record, unless it is deleted or never was.
+    pub(super) fn current(&self, key: &str) -> Result<Option<(Revision, Record)>> {
+        let Some(last) = self.index.range((key, 0)..=(key, i64::MAX))?.next_back() else {
+            return Ok(None);
+        };
+        let (position, created) = last?;
+        if created.value() == 0 {
+            return Ok(None);
+        }
+        let revision = position.value().1;
+        Ok(self.record(revision)?.map(|record| (revision, record)))
+    }
+
+    pub(super) fn list(&self, prefix: &str, options: &ListOptions, at: Revision) -> Result<Page> {
+        let from = options.start.as_deref().map_or(prefix, |start| start.max(prefix));
+        let mut page = Page { items: Vec::new(), revision: at, remaining: 0 };
+        // the newest version so far, not after `at`, of the key that the scan stands on
+        let (mut key, mut revision, mut live) = (String::new(), 0, false);
+        let emit = |page: &mut Page, revision: Revision, live: bool| -> Result<()> {
+            if !live {
+            } else if options.limit != 0 && page.items.len() >= options.limit {
+                page.remaining += 1;
+            } else if let Some(record) = self.record(revision)? {
+                page.items.push(record.into_key_value(revision));
+            }
+            Ok(())
+        };
+        for entry in self.index.range((from, 0)..)? {
+            let (position, created) = entry?;
+            let (name, version) = position.value();
+            if !name.starts_with(prefix) {
+                break;
+            }
+            if name != key {
+                emit(&mut page, revision, live)?;
+                key.clear();
+                key.push_str(name);
+                live = false;
+            }
+            if version <= at {
+                (revision, live) = (version, created.value() != 0);
+            }
+        }
+        emit(&mut page, revision, live)?;
+        Ok(page)
+    }
+
+    /// Changes to keys with `prefix` after a revision, and up to which revision they are complete:
+    /// `newest`, unless that would be too much at once.
+    pub(super) fn history(
+        &self,
+        prefix: &str,
+        after: Revision,
+        newest: Revision,
+    ) -> Result<(Vec<Event>, Revision)> {
+        let (mut events, mut bytes) = (Vec::new(), 0);
+        for (seen, entry) in self.records.range(after + 1..=newest)?.enumerate() {
+            let (revision, row) = entry?;
+            let (revision, row) = (revision.value(), row.value());
+            if seen == HISTORY_ROWS || bytes > HISTORY_BYTES {
+                return Ok((events, revision - 1));
+            }
+            if row.0.starts_with(prefix) {
+                bytes += row.4.len();
+                events.push(self.event(revision, Record::read(row))?);
+            }
+        }
+        Ok((events, newest))
+    }
+
+    fn event(&self, revision: Revision, record: Record) -> Result<Event> {
+        let previous = match record.previous {
+            0 => None,
+            at => Some(
+                self.record(at)?
+                    .ok_or(Fault::Refused(Error::Compacted { requested: at, oldest: revision }))?,
+            ),
+        };
+        let previous = previous.map(|before| before.into_key_value(record.previous));
+        match previous {
+            Some(previous) if record.created == 0 => Ok(Event::Delete { previous, revision }),
+            previous => Ok(Event::Put { current: record.into_key_value(revision), previous }),
+        }
+    }
+}

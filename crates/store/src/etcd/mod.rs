@@ -1,0 +1,255 @@
+//! The store in etcd v3.4 or newer. Conditional writes are transactions on `mod_revision`, keys
+//! with a ttl share leases ([`leases`]), a watch is one gRPC stream ([`watch`]).
+//!
+//! Current limitations: no TLS and no user names. Progress comes as often as the server's
+//! `watch-progress-notify-interval` says (10 minutes unless set).
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use etcd_client::{
+    Client, CompactionOptions, Compare, CompareOp, ConnectOptions, GetOptions, KvClient,
+    PutOptions, ResponseHeader, Txn, TxnOp, TxnOpResponse, WatchClient,
+};
+use futures::stream::BoxStream;
+
+use crate::{Error, Expect, KeyValue, ListOptions, Page, Result, Revision, Store, WatchItem};
+use call::{Failure, call, compaction_call};
+use leases::Leases;
+
+mod call;
+mod leases;
+mod watch;
+
+/// The connection is probed this often, and given up after so long without an answer.
+const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
+
+/// A list without a limit comes as one message.
+const MESSAGE_LIMIT: usize = 1 << 30;
+
+/// A store in an etcd cluster.
+pub struct EtcdStore {
+    kv: KvClient,
+    watch: WatchClient,
+    leases: Leases,
+}
+
+impl EtcdStore {
+    /// Connects to a cluster by its members' `host:port` (or `http://host:port`) and asks it for
+    /// its revision. The error names the endpoints.
+    pub async fn connect(endpoints: impl IntoIterator<Item = impl Into<String>>) -> Result<Self> {
+        let endpoints: Vec<String> = endpoints.into_iter().map(Into::into).collect();
+        let options = ConnectOptions::new()
+            .with_connect_timeout(KEEP_ALIVE.1)
+            .with_keep_alive(KEEP_ALIVE.0, KEEP_ALIVE.1)
+            .with_keep_alive_while_idle(true)
+            .with_require_leader(true);
+        let named =
+            |error: String| Error::Backend(format!("etcd at {}: {error}", endpoints.join(",")));
+        let client = Client::connect(&endpoints, Some(options))
+            .await
+            .map_err(|error| named(error.to_string()))?;
+        let store = EtcdStore {
+            kv: client.kv_client().max_decoding_message_size(MESSAGE_LIMIT),
+            watch: client.watch_client().max_decoding_message_size(MESSAGE_LIMIT),
+            leases: Leases::new(client.lease_client()),
+        };
+        store.revision().await.map_err(|error| named(error.to_string()))?;
+        Ok(store)
+    }
+
+    /// Runs `then` if `expect` holds of `key`; otherwise tells what is there.
+    async fn transact(
+        &self,
+        name: &'static str,
+        key: &str,
+        expect: Expect,
+        then: Vec<TxnOp>,
+    ) -> Result<(Revision, Vec<TxnOpResponse>), Failure> {
+        let conflict = |current| Failure::Store(Error::Conflict { key: key.to_owned(), current });
+        let expected = match expect {
+            Expect::Absent => 0,
+            // to etcd revision 0 is an absent key, but no key has it
+            Expect::Revision(revision) if revision <= 0 => {
+                return Err(conflict(self.get(key).await?));
+            }
+            Expect::Revision(revision) => revision,
+        };
+        let transaction = Txn::new()
+            .when([Compare::mod_revision(key, CompareOp::Equal, expected)])
+            .and_then(then)
+            .or_else([TxnOp::get(key, None)]);
+        let answer = call(name, self.kv.clone().txn(transaction)).await?;
+        let mut responses = answer.op_responses();
+        if answer.succeeded() {
+            return Ok((revision_of(answer.header()), responses));
+        }
+        let current = match responses.pop() {
+            Some(TxnOpResponse::Get(mut found)) => {
+                found.take_kvs().pop().map(key_value).transpose()?
+            }
+            _ => None,
+        };
+        Err(conflict(current))
+    }
+
+    async fn put_once(
+        &self,
+        key: &str,
+        value: &Bytes,
+        expect: Expect,
+        lease: i64,
+    ) -> Result<KeyValue, Failure> {
+        let put = TxnOp::put(key, &value[..], Some(PutOptions::new().with_lease(lease)));
+        // the create revision, without sending the value back
+        let look = TxnOp::get(key, Some(GetOptions::new().with_keys_only()));
+        let (revision, responses) = self.transact("put", key, expect, vec![put, look]).await?;
+        let create_revision = match responses.last() {
+            Some(TxnOpResponse::Get(found)) => {
+                found.kvs().first().map_or(revision, |kv| kv.create_revision())
+            }
+            _ => revision,
+        };
+        Ok(KeyValue {
+            key: key.to_owned(),
+            value: value.clone(),
+            create_revision,
+            mod_revision: revision,
+        })
+    }
+
+    /// Makes etcd's complaint about a revision into the store's, with the numbers that it leaves out.
+    async fn explain(&self, requested: Revision, failure: Failure) -> Error {
+        match failure {
+            Failure::Compacted => match watch::oldest(self.watch.clone()).await {
+                Ok(oldest) => Error::Compacted { requested, oldest },
+                Err(failure) => failure.into(),
+            },
+            Failure::Future => match self.revision().await {
+                Ok(newest) => Error::Future { requested, newest },
+                Err(error) => error,
+            },
+            failure => failure.into(),
+        }
+    }
+}
+
+#[async_trait]
+impl Store for EtcdStore {
+    async fn get(&self, key: &str) -> Result<Option<KeyValue>> {
+        let mut answer = call("get", self.kv.clone().get(key, None)).await?;
+        answer.take_kvs().pop().map(key_value).transpose()
+    }
+
+    async fn list(&self, prefix: &str, options: ListOptions) -> Result<Page> {
+        let (first, end) = prefix_range(prefix);
+        let from = options.start.map_or(first.clone(), |start| start.into_bytes().max(first));
+        let limit = i64::try_from(options.limit).unwrap_or(i64::MAX);
+        let range =
+            GetOptions::new().with_range(end).with_limit(limit).with_revision(options.revision);
+        let mut answer = match call("list", self.kv.clone().get(from, Some(range))).await {
+            Ok(answer) => answer,
+            Err(failure) => return Err(self.explain(options.revision, failure).await),
+        };
+        let revision =
+            if options.revision == 0 { revision_of(answer.header()) } else { options.revision };
+        let found = u64::try_from(answer.count()).unwrap_or(0);
+        let items = answer.take_kvs().into_iter().map(key_value).collect::<Result<Vec<_>>>()?;
+        let remaining = found.saturating_sub(items.len() as u64);
+        Ok(Page { items, revision, remaining })
+    }
+
+    async fn put(
+        &self,
+        key: &str,
+        value: Bytes,
+        expect: Expect,
+        ttl: Option<Duration>,
+    ) -> Result<KeyValue> {
+        let Some(ttl) = ttl else { return Ok(self.put_once(key, &value, expect, 0).await?) };
+        let lease = self.leases.lease(ttl).await?;
+        match self.put_once(key, &value, expect, lease).await {
+            // it ran out early, or etcd lost it: once more with a fresh one
+            Err(Failure::NoLease) => {
+                self.leases.forget(lease).await;
+                let lease = self.leases.lease(ttl).await?;
+                Ok(self.put_once(key, &value, expect, lease).await?)
+            }
+            written => Ok(written?),
+        }
+    }
+
+    async fn delete(&self, key: &str, expect: Revision) -> Result<(KeyValue, Revision)> {
+        let look = TxnOp::get(key, None);
+        let delete = TxnOp::delete(key, None);
+        let (revision, responses) =
+            self.transact("delete", key, Expect::Revision(expect), vec![look, delete]).await?;
+        let deleted = responses.into_iter().find_map(|response| match response {
+            TxnOpResponse::Get(mut found) => found.take_kvs().pop(),
+            _ => None,
+        });
+        let deleted = deleted
+            .ok_or_else(|| Error::Backend("etcd delete: the answer lacks the key".to_owned()))?;
+        Ok((key_value(deleted)?, revision))
+    }
+
+    async fn watch(
+        &self,
+        prefix: &str,
+        after: Revision,
+    ) -> Result<BoxStream<'static, Result<WatchItem>>> {
+        let (stream, newest) = watch::begin(self.watch.clone(), prefix, after).await?;
+        // the member asked may lag behind the cluster
+        if after > newest {
+            let newest = self.revision().await?;
+            if after > newest {
+                return Err(Error::Future { requested: after, newest });
+            }
+        }
+        Ok(watch::items(stream, after, newest))
+    }
+
+    async fn revision(&self) -> Result<Revision> {
+        // linearizable, and there need not be such a key
+        let nothing = GetOptions::new().with_count_only();
+        let answer = call("revision", self.kv.clone().get("\0", Some(nothing))).await?;
+        Ok(revision_of(answer.header()))
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        let revision = if revision == 0 { self.revision().await? } else { revision };
+        let physical = CompactionOptions::new().with_physical();
+        match compaction_call("compact", self.kv.clone().compact(revision, Some(physical))).await {
+            Ok(_) => Ok(()),
+            Err(failure) => match self.explain(revision, failure).await {
+                // etcd minds being asked twice
+                Error::Compacted { oldest, .. } if oldest == revision => Ok(()),
+                error => Err(error),
+            },
+        }
+    }
+}
+
+/// First key and end of the range of keys that start with `prefix`.
+fn prefix_range(prefix: &str) -> (Vec<u8>, Vec<u8>) {
+    let mut end = prefix.as_bytes().to_vec();
+    match end.last_mut() {
+        // no byte of UTF-8 is 0xff
+        Some(last) => *last = last.saturating_add(1),
+        None => return (vec![0], vec![0]),
+    }
+    (prefix.as_bytes().to_vec(), end)
+}
+
+fn revision_of(header: Option<&ResponseHeader>) -> Revision {
+    header.map_or(0, ResponseHeader::revision)
+}
+
+fn key_value(kv: etcd_client::KeyValue) -> Result<KeyValue> {
+    let (create_revision, mod_revision) = (kv.create_revision(), kv.mod_revision());
+    let (key, value) = kv.into_key_value();
+    let key = String::from_utf8(key)
+        .map_err(|error| Error::Backend(format!("etcd: a key is no text: {error}")))?;
+    Ok(KeyValue { key, value: value.into(), create_revision, mod_revision })
+}

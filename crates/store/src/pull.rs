@@ -1,0 +1,24 @@
+//! A stream of watch items made of something that is asked for one item after the other.
+
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
+
+use crate::{Result, WatchItem};
+
+/// The inside of a watch: it works only while its consumer waits.
+pub(crate) trait Pull: Sized + Send + 'static {
+    /// The next item. An error is the last thing that is asked for.
+    fn pull(&mut self) -> impl Future<Output = Result<WatchItem>> + Send;
+
+    /// The watch as its consumer sees it.
+    fn into_stream(self) -> BoxStream<'static, Result<WatchItem>> {
+        stream::unfold(Some(self), |source| async {
+            let mut source = source?;
+            match source.pull().await {
+                Ok(item) => Some((Ok(item), Some(source))),
+                Err(error) => Some((Err(error), None)),
+            }
+        })
+        .boxed()
+    }
+}

@@ -1,0 +1,122 @@
+//! The companion apiserver on a host, on its embedded store.
+use std::fs;
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::command::{program, run};
+use crate::daemon::Daemon;
+use crate::error::{AtPath, Result};
+use crate::host::Host;
+use crate::kubectl::Kubectl;
+use crate::wait::poll_until;
+
+const START: Duration = Duration::from_secs(30);
+const PORT: u16 = 6443;
+
+/// A running `longshore-apiserver`, reachable from the host and from the machine.
+#[derive(Debug)]
+pub struct Apiserver {
+    certificates: PathBuf,
+    node: String,
+    args: Vec<String>,
+    address: SocketAddr,
+    daemon: Daemon,
+}
+
+impl Apiserver {
+    /// Starts it and waits until it is ready; blocks.
+    ///
+    /// # Errors
+    /// When it is not built, ends, or is not ready in 30 s; the error holds the end of its log.
+    pub fn start(host: &Host) -> Result<Self> {
+        let dir = host.dir().join("apiserver");
+        fs::create_dir_all(&dir).at(&dir)?;
+        let (certificates, node) = (dir.join("pki"), host.name());
+        let args = vec![
+            format!("--data-dir={}", dir.display()),
+            format!("--cert-dir={}", certificates.display()),
+            format!("--bind-address={}", host.node_ip()),
+            format!("--secure-port={PORT}"),
+            format!("--node-name={node}"),
+        ];
+        let daemon = spawn(host, &args)?;
+        let address = SocketAddr::from((host.node_ip(), PORT));
+        let mut server = Self { certificates, node, args, address, daemon };
+        server.wait_ready()?;
+        Ok(server)
+    }
+
+    /// Kills it if it runs, starts it again on the same data and waits until it is ready.
+    ///
+    /// # Errors
+    /// As for [`Apiserver::start`].
+    pub fn restart(&mut self, host: &Host) -> Result<()> {
+        self.daemon.kill()?;
+        self.daemon = spawn(host, &self.args)?;
+        self.wait_ready()
+    }
+
+    fn wait_ready(&mut self) -> Result<()> {
+        poll_until(START, "the apiserver to listen", || {
+            self.daemon.check_running()?;
+            for kubeconfig in [self.admin_kubeconfig(), self.node_kubeconfig()] {
+                if !kubeconfig.exists() {
+                    return Ok(Err(format!("{} is not there yet", kubeconfig.display())));
+                }
+            }
+            let connection = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
+            Ok(connection.map(drop).map_err(|e| e.to_string()))
+        })
+    }
+
+    /// Its address.
+    pub fn url(&self) -> String {
+        format!("https://{}", self.address)
+    }
+
+    /// The kubeconfig of a cluster administrator.
+    pub fn admin_kubeconfig(&self) -> PathBuf {
+        self.certificates.join("admin.conf")
+    }
+
+    /// The kubeconfig of the host's node, as `system:node:NAME`.
+    pub fn node_kubeconfig(&self) -> PathBuf {
+        self.certificates.join(format!("kubelet-{}.conf", self.node))
+    }
+
+    /// Writes and gives the kubeconfig of a user of any name.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn kubeconfig(&self, user: &str) -> Result<PathBuf> {
+        let file = self.certificates.join(format!("{}.conf", user.replace(':', "-")));
+        let mut command = Command::new(program("longshore-apiserver")?);
+        command.arg("kubeconfig").arg("--user").arg(user).arg("--server").arg(self.url());
+        command.arg("--cert-dir").arg(&self.certificates).arg("--output").arg(&file);
+        run(command)?;
+        Ok(file)
+    }
+
+    /// The CA that signs every client, the apiserver as the node's client among them.
+    pub fn client_ca(&self) -> PathBuf {
+        self.certificates.join("ca.crt")
+    }
+
+    /// kubectl as the administrator.
+    pub fn kubectl(&self) -> Kubectl {
+        Kubectl::new(self.admin_kubeconfig())
+    }
+
+    /// The process, to signal it or to read its log.
+    pub fn daemon(&mut self) -> &mut Daemon {
+        &mut self.daemon
+    }
+}
+
+fn spawn(host: &Host, args: &[String]) -> Result<Daemon> {
+    let mut command = host.command(program("longshore-apiserver")?);
+    command.args(args);
+    host.spawn("longshore-apiserver", command)
+}

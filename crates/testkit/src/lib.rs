@@ -1,0 +1,35 @@
+//! Test hosts: a network namespace with a containerd of its own, and the programs of this project
+//! started on it. Used by the tests of every crate and by `make run`.
+//!
+//! Everything of a host (daemons, pods, apiserver) runs inside its namespace; a veth pair joins it
+//! to the machine, so tests reach node, apiserver and pods by address. Nothing outlives a host,
+//! and [`Host::assert_clean`] checks that.
+//!
+//! Current limitations: IPv4 only; a host has no way out to the internet, so images are imported,
+//! not pulled.
+mod apiserver;
+mod cgroup;
+mod command;
+mod containerd;
+mod daemon;
+mod error;
+pub mod fakecri;
+mod folders;
+mod host;
+mod image;
+mod kubectl;
+mod net;
+mod node;
+mod slot;
+mod traces;
+mod wait;
+
+pub use apiserver::Apiserver;
+pub use command::program;
+pub use daemon::Daemon;
+pub use error::{Error, Result};
+pub use host::{Host, log_tails, sweep_abandoned};
+pub use image::{BUSYBOX, Image, ImageBuilder, PAUSE};
+pub use kubectl::Kubectl;
+pub use node::{Node, NodeOptions};
+pub use wait::wait_until;

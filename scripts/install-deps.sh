@@ -1,0 +1,88 @@
+#!/bin/sh
+# Installs what building and running Longshore needs from Debian's packages, and only what is
+# missing. Nothing that a package brings along is started or enabled.
+#
+#   install-deps.sh [run|test]     test adds what only the tests need
+set -eu
+
+mode=${1:-run}
+run_packages="gcc libc6-dev pkg-config ca-certificates
+    containerd runc containernetworking-plugins iptables conntrack busybox-static
+    iproute2 util-linux"
+test_packages="etcd-server protobuf-compiler libprotobuf-dev"
+
+case $mode in
+run) packages=$run_packages ;;
+test) packages="$run_packages $test_packages" ;;
+*)
+    echo "usage: $0 [run|test]" >&2
+    exit 2
+    ;;
+esac
+
+is_installed() {
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+# A containerd, runc or etcd from elsewhere (upstream's or Docker's packages) does as well.
+is_provided() {
+    case $1 in
+    gcc) command -v cc ;;
+    containerd) command -v containerd && command -v ctr ;;
+    runc) command -v runc ;;
+    etcd-server) command -v etcd ;;
+    protobuf-compiler) command -v protoc ;;
+    containernetworking-plugins) [ -x /usr/lib/cni/bridge ] || [ -x /opt/cni/bin/bridge ] ;;
+    *) false ;;
+    esac >/dev/null 2>&1
+}
+
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+missing=
+for package in $packages; do
+    is_installed "$package" || is_provided "$package" || missing="$missing $package"
+done
+
+if [ -n "$missing" ]; then
+    command -v apt-get >/dev/null || {
+        echo "install-deps: no apt-get here; please install:$missing" >&2
+        exit 1
+    }
+    [ "$(id -u)" = 0 ] || {
+        echo "install-deps: needs root to install:$missing" >&2
+        exit 1
+    }
+    echo "install-deps: installing$missing"
+
+    # A package's scripts ask policy-rc.d before they start a service: say no for this while.
+    policy=/usr/sbin/policy-rc.d
+    if [ ! -e $policy ]; then
+        trap 'rm -f $policy' EXIT
+        trap "exit 1" INT TERM
+        printf '#!/bin/sh\nexit 101\n' >$policy
+        chmod 755 $policy
+    fi
+    # What is not enabled now must not be enabled by a package's script either.
+    new_units=
+    for unit in containerd etcd; do
+        [ -e "/lib/systemd/system/$unit.service" ] || new_units="$new_units $unit.service"
+    done
+
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -q
+    # shellcheck disable=SC2086 # one word per package
+    apt-get install -qy --no-install-recommends $missing
+
+    for unit in $new_units; do
+        if [ -e "/lib/systemd/system/$unit" ] && command -v systemctl >/dev/null; then
+            systemctl disable --quiet "$unit" 2>/dev/null || true
+        fi
+    done
+else
+    echo "install-deps: all packages are installed"
+fi
+
+command -v cargo >/dev/null || {
+    echo "install-deps: no Rust toolchain: install it with rustup (https://rustup.rs)" >&2
+    exit 1
+}

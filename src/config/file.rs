@@ -1,0 +1,204 @@
+//! Configuration files: YAML or JSON, a main file with `*.conf` drop-ins laid over it, decoded
+//! strictly. The merge works on the untyped tree, so that a drop-in only says what it changes.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::kubelet::{KubeletConfiguration, default_eviction_hard};
+
+const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
+const KIND: &str = "KubeletConfiguration";
+
+/// More than any honest configuration, and little enough to hold.
+const MAX_BYTES: u64 = 3 << 20;
+
+/// Fields whose relative paths are meant from the file's own directory.
+const PATH_FIELDS: [&str; 7] = [
+    "/staticPodPath",
+    "/authentication/x509/clientCAFile",
+    "/tlsCertFile",
+    "/tlsPrivateKeyFile",
+    "/resolvConf",
+    "/volumePluginDir",
+    "/podLogsDir",
+];
+
+/// Why a configuration file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The file or directory cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// What was to be read.
+        path: PathBuf,
+        /// Why it could not be.
+        source: io::Error,
+    },
+    /// The content is not a configuration.
+    #[error("{}: {reason}", path.display())]
+    Invalid {
+        /// The file at fault.
+        path: PathBuf,
+        /// The field at fault and why.
+        reason: String,
+    },
+}
+
+impl FileError {
+    fn read(path: &Path) -> impl FnOnce(io::Error) -> Self + '_ {
+        move |source| Self::Read { path: path.to_owned(), source }
+    }
+
+    fn invalid(path: &Path, reason: impl ToString) -> Self {
+        Self::Invalid { path: path.to_owned(), reason: reason.to_string() }
+    }
+}
+
+/// Loads the main file (if one is named) and every drop-in below `drop_ins` (if one is named).
+pub(super) fn load(
+    main: Option<&Path>,
+    drop_ins: Option<&Path>,
+) -> Result<KubeletConfiguration, FileError> {
+    let mut tree = Value::Object(Map::new());
+    if let Some(path) = main {
+        tree = read(path)?;
+        anchor_paths(&mut tree, path);
+    }
+    for path in drop_ins.map(conf_files).transpose()?.unwrap_or_default() {
+        json_patch::merge(&mut tree, &read(&path)?);
+    }
+    let blamed = main.or(drop_ins).unwrap_or(Path::new("-"));
+    complete(tree).map_err(|reason| FileError::invalid(blamed, reason))
+}
+
+/// Every `*.conf` below the directory in lexical order of its path.
+fn conf_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
+    let mut entries = fs::read_dir(directory)
+        .and_then(|entries| {
+            entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>()
+        })
+        .map_err(FileError::read(directory))?;
+    entries.sort();
+    let mut files = Vec::new();
+    for path in entries {
+        // a link to a directory is not followed, as it might lead back here
+        if path.is_dir() && !path.is_symlink() {
+            files.extend(conf_files(&path)?);
+        } else if path.extension().is_some_and(|extension| extension == "conf") {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+/// Reads one file into a tree whose every field is known and well typed.
+fn read(path: &Path) -> Result<Value, FileError> {
+    let size = fs::metadata(path).map_err(FileError::read(path))?.len();
+    if size > MAX_BYTES {
+        return Err(FileError::invalid(
+            path,
+            format!("{size} bytes are more than a configuration may have"),
+        ));
+    }
+    let text = fs::read_to_string(path).map_err(FileError::read(path))?;
+    parse(&text).map_err(|reason| FileError::invalid(path, reason))
+}
+
+fn parse(text: &str) -> Result<Value, String> {
+    if text.trim().is_empty() {
+        return Err("the file is empty".to_owned());
+    }
+    let mut options = serde_saphyr::options! { with_snippet: false };
+    // aliases are a rarity in a configuration: enough for honest ones, too few for a bomb
+    options.alias_limits.max_total_replayed_events = 10_000;
+    let mut tree: Value =
+        serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())?;
+    let Value::Object(fields) = &mut tree else {
+        return Err(format!("expected a {KIND} object"));
+    };
+    for (field, expected) in [("apiVersion", API_VERSION), ("kind", KIND)] {
+        match fields.remove(field) {
+            Some(Value::String(found)) if found == expected => {}
+            Some(found) => return Err(format!("{field}: expected {expected:?}, found {found}")),
+            None => return Err(format!("{field}: missing, expected {expected:?}")),
+        }
+    }
+    // each file answers for its own mistakes, before it is merged into others; its nulls stay, as
+    // in a merge they take a field back to its default
+    let mut checked = tree.clone();
+    prune_nulls(&mut checked);
+    decode::<KubeletConfiguration>(checked)?;
+    Ok(tree)
+}
+
+/// A null says no more than an absent field.
+fn prune_nulls(tree: &mut Value) {
+    match tree {
+        Value::Object(fields) => {
+            fields.retain(|_, value| !value.is_null());
+            fields.values_mut().for_each(prune_nulls);
+        }
+        Value::Array(items) => items.iter_mut().for_each(prune_nulls),
+        _ => {}
+    }
+}
+
+/// Decodes a tree; an error begins with the path of the field at fault.
+fn decode<T: DeserializeOwned>(tree: Value) -> Result<T, String> {
+    serde_path_to_error::deserialize(tree).map_err(|error| {
+        let path = error.path().to_string();
+        let reason = error.into_inner().to_string();
+        match reason.strip_prefix("unknown field ") {
+            // serde goes on to list the hundred fields that there are
+            Some(rest) => {
+                let field = rest.split(", expected").next().unwrap_or(rest).trim_matches('`');
+                let parent = path.strip_suffix(field).unwrap_or(&path).trim_end_matches('.');
+                let dot = if parent.is_empty() { "" } else { "." };
+                format!("unknown field \"{parent}{dot}{field}\"")
+            }
+            None => format!("{path}: {reason}"),
+        }
+    })
+}
+
+/// The typed settings with upstream's defaults where the tree is silent.
+fn complete(mut tree: Value) -> Result<KubeletConfiguration, String> {
+    prune_nulls(&mut tree);
+    let is_set = |tree: &Value, field: &str| tree.get(field).is_some_and(|value| *value != "0s");
+    // two defaults follow another field, when that one is set
+    if !is_set(&tree, "nodeStatusReportFrequency") && is_set(&tree, "nodeStatusUpdateFrequency") {
+        tree["nodeStatusReportFrequency"] = tree["nodeStatusUpdateFrequency"].clone();
+    }
+    if tree.get("serializeImagePulls").is_none() {
+        let parallel = tree.get("maxParallelImagePulls").and_then(Value::as_i64);
+        tree["serializeImagePulls"] = parallel.is_none_or(|pulls| pulls < 2).into();
+    }
+    let mut settings: KubeletConfiguration = decode(tree)?;
+    settings.fill_zeroes();
+    if settings.merge_default_eviction_settings {
+        for (signal, value) in default_eviction_hard() {
+            settings.eviction_hard.entry(signal).or_insert(value);
+        }
+    }
+    Ok(settings)
+}
+
+fn anchor_paths(tree: &mut Value, file: &Path) {
+    let Some(directory) =
+        std::path::absolute(file).ok().and_then(|file| file.parent().map(Path::to_owned))
+    else {
+        return;
+    };
+    for field in PATH_FIELDS {
+        if let Some(Value::String(path)) = tree.pointer_mut(field)
+            && !path.is_empty()
+            && Path::new(path.as_str()).is_relative()
+        {
+            *path = directory.join(path.as_str()).to_string_lossy().into_owned();
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! From the command line and the configuration files to one plain [`Config`] that the rest reads.
+//! Flags win over files; everything is checked before anything starts, and all faults are told
+//! together.
+//!
+//! Current limitations: the `proxy` command refuses to run, as kube-proxy's part is not built yet.
+
+mod duration;
+mod file;
+mod flags;
+mod gates;
+mod kubelet;
+mod labels;
+mod pflag;
+mod quantities;
+#[cfg(test)]
+mod tests;
+mod validation;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+pub use self::duration::{GoDuration, ParseDurationError};
+pub use self::file::FileError;
+use self::flags::KUBELET_FLAGS;
+pub use self::gates::FeatureGates;
+pub use self::kubelet::*;
+use self::pflag::Parsed;
+pub use self::quantities::{Reserved, Threshold};
+
+/// The release of Kubernetes that this daemon is a node of.
+pub const KUBERNETES_VERSION: &str = "v1.36.1";
+
+/// Why the daemon cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The command line is not understood.
+    #[error("{0}")]
+    CommandLine(String),
+    /// A configuration file cannot be used.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// Settings that are well formed but not allowed: one line for each.
+    #[error("invalid configuration:\n  {}", .0.join("\n  "))]
+    Invalid(Vec<String>),
+    /// The proxy was asked for.
+    #[error("kube-proxy is not part of this release of longshore: it comes with a later one")]
+    NoProxy,
+}
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub enum Command {
+    /// Print this text on a line of its own and leave with success.
+    Print(String),
+    /// Run the kubelet.
+    Kubelet(Box<Config>),
+}
+
+/// Everything that is set from outside, checked and complete.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The fields of `KubeletConfiguration`, files and flags taken together.
+    pub kubelet: KubeletConfiguration,
+    /// The feature gates in force.
+    pub gates: FeatureGates,
+    /// The node's name: the host's name in lower case, unless overridden.
+    pub node_name: String,
+    /// Addresses from `--node-ip`, at most one of each family; empty: find the host's own.
+    pub node_ips: Vec<IpAddr>,
+    /// Labels that self-registration gives the node.
+    pub node_labels: BTreeMap<String, String>,
+    /// How to reach the apiserver; `None`: standalone, with pods from files alone.
+    pub kubeconfig: Option<PathBuf>,
+    /// How to get a first client certificate when `kubeconfig` does not exist.
+    pub bootstrap_kubeconfig: Option<PathBuf>,
+    /// Where state lives (`/var/lib/kubelet`).
+    pub root_dir: PathBuf,
+    /// Where the daemon's own certificates live.
+    pub cert_dir: PathBuf,
+    /// `external`: a cloud controller completes the node object.
+    pub external_cloud: bool,
+    /// Held while the daemon runs, so that there is but one.
+    pub lock_file: Option<PathBuf>,
+    /// Leave when another process wants the lock file.
+    pub exit_on_lock_contention: bool,
+    /// The cgroup of the container runtime, when its use is to be told apart.
+    pub runtime_cgroups: String,
+    /// Configuration of the image credential plugins.
+    pub image_credential_provider_config: Option<PathBuf>,
+    /// Where those plugins' programs are.
+    pub image_credential_provider_bin_dir: Option<PathBuf>,
+    /// How long a dead container is kept at least.
+    pub minimum_container_ttl: GoDuration,
+    /// How many dead instances are kept of each container.
+    pub maximum_dead_containers_per_container: i32,
+    /// How many dead containers are kept in all; negative: any number.
+    pub maximum_dead_containers: i32,
+    /// What is held back from pods, and what eviction keeps free.
+    pub reserved: Reserved,
+    /// Flags that work but belong in the configuration file, for a line in the log.
+    pub deprecated_flags: Vec<&'static str>,
+}
+
+/// The values of the command line, as given.
+#[derive(Debug)]
+struct KubeletFlags {
+    help: bool,
+    version: String,
+    config: String,
+    config_dir: String,
+    kubeconfig: String,
+    bootstrap_kubeconfig: String,
+    hostname_override: String,
+    node_ip: String,
+    node_labels: BTreeMap<String, String>,
+    cert_dir: String,
+    root_dir: String,
+    cloud_provider: String,
+    lock_file: String,
+    exit_on_lock_contention: bool,
+    runtime_cgroups: String,
+    image_credential_provider_config: String,
+    image_credential_provider_bin_dir: String,
+    minimum_container_ttl: GoDuration,
+    maximum_dead_containers_per_container: i32,
+    maximum_dead_containers: i32,
+    allocatable_ignores_eviction: bool,
+    kubelet: KubeletConfiguration,
+}
+
+impl KubeletFlags {
+    fn over(kubelet: KubeletConfiguration) -> Self {
+        Self {
+            help: false,
+            version: String::new(),
+            config: String::new(),
+            config_dir: String::new(),
+            kubeconfig: String::new(),
+            bootstrap_kubeconfig: String::new(),
+            hostname_override: String::new(),
+            node_ip: String::new(),
+            node_labels: BTreeMap::new(),
+            cert_dir: "/var/lib/kubelet/pki".to_owned(),
+            root_dir: "/var/lib/kubelet".to_owned(),
+            cloud_provider: String::new(),
+            lock_file: String::new(),
+            exit_on_lock_contention: false,
+            runtime_cgroups: String::new(),
+            image_credential_provider_config: String::new(),
+            image_credential_provider_bin_dir: String::new(),
+            minimum_container_ttl: GoDuration::ZERO,
+            maximum_dead_containers_per_container: 1,
+            maximum_dead_containers: -1,
+            allocatable_ignores_eviction: false,
+            kubelet,
+        }
+    }
+}
+
+const USAGE: &str = "\
+Longshore, a Kubernetes node.
+
+Usage:
+  longshore kubelet [flags]   run the kubelet (also when the program's name is kubelet)
+  longshore proxy [flags]     run kube-proxy (not part of this release)
+  longshore node [flags]      run both in one process; takes the kubelet's flags
+  longshore --version
+";
+
+/// Reads the whole command line, the program's name first, and the files it names.
+pub fn from_args(args: impl IntoIterator<Item = String>) -> Result<Command, ConfigError> {
+    let mut args = args.into_iter();
+    let program = args.next().unwrap_or_default();
+    let rest: Vec<String> = args.collect();
+    let name = Path::new(&program).file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    match name {
+        "kubelet" => return kubelet_command(&rest),
+        "kube-proxy" => return proxy_command(&rest),
+        _ => {}
+    }
+    match rest.split_first().map(|(command, rest)| (command.as_str(), rest)) {
+        // one process runs the kubelet now and the proxy beside it once there is one
+        Some(("kubelet" | "node", rest)) => kubelet_command(rest),
+        Some(("proxy", rest)) => proxy_command(rest),
+        Some(("--version" | "version", _)) => Ok(Command::Print(version_text("true"))),
+        Some(("--help" | "-h" | "help", _)) => Ok(Command::Print(USAGE.to_owned())),
+        Some((other, _)) => {
+            Err(ConfigError::CommandLine(format!("unknown command {other}\n\n{USAGE}")))
+        }
+        None => Err(ConfigError::CommandLine(format!("no command given\n\n{USAGE}"))),
+    }
+}
+
+fn proxy_command(args: &[String]) -> Result<Command, ConfigError> {
+    match args.first().map(String::as_str) {
+        Some("--version" | "--version=true") => Ok(Command::Print(version_text("true"))),
+        _ => Err(ConfigError::NoProxy),
+    }
+}
+
+fn kubelet_command(args: &[String]) -> Result<Command, ConfigError> {
+    let parsed = Parsed::new(KUBELET_FLAGS, args).map_err(ConfigError::CommandLine)?;
+    let mut flags = KubeletFlags::over(KubeletConfiguration::without_file());
+    parsed.apply(&mut flags).map_err(ConfigError::CommandLine)?;
+    if flags.help {
+        return Ok(Command::Print(help_text()));
+    }
+    if !matches!(flags.version.as_str(), "" | "false") {
+        return Ok(Command::Print(version_text(&flags.version)));
+    }
+    let (main, drop_ins) = (path(&flags.config), path(&flags.config_dir));
+    if main.is_some() || drop_ins.is_some() {
+        // once more over the files' settings: flags win
+        flags = KubeletFlags::over(file::load(main.as_deref(), drop_ins.as_deref())?);
+        parsed.apply(&mut flags).map_err(ConfigError::CommandLine)?;
+    }
+    let mut config = checked(flags)?;
+    config.deprecated_flags = parsed.deprecated().collect();
+    Ok(Command::Kubelet(Box::new(config)))
+}
+
+/// Checks everything and gathers every fault.
+fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
+    let mut errors = Vec::new();
+    let gates = FeatureGates::new(&flags.kubelet.feature_gates).unwrap_or_else(|faults| {
+        errors.extend(faults);
+        FeatureGates::default()
+    });
+    flags.kubelet.fill_gated(&gates);
+    errors.extend(validation::faults(&flags.kubelet, &gates));
+    errors.extend(validation::host_faults(&flags.kubelet));
+    errors.extend(labels::check_node_labels(&flags.node_labels).err().into_iter().flatten());
+    let mut or_fault = |fault: String| errors.push(fault);
+    let node_name = node_name(&flags.hostname_override).map_err(&mut or_fault).unwrap_or_default();
+    let node_ips = node_ips(&flags.node_ip).map_err(&mut or_fault).unwrap_or_default();
+    let reserved = Reserved::new(&flags.kubelet, flags.allocatable_ignores_eviction)
+        .unwrap_or_else(|faults| {
+            errors.extend(faults);
+            Reserved::default()
+        });
+    if !matches!(flags.cloud_provider.as_str(), "" | "external") {
+        errors.push(format!(
+            "--cloud-provider: {:?} must be empty or \"external\"",
+            flags.cloud_provider
+        ));
+    }
+    if flags.exit_on_lock_contention && flags.lock_file.is_empty() {
+        errors.push("--exit-on-lock-contention: --lock-file must be set with it".to_owned());
+    }
+    if !errors.is_empty() {
+        return Err(ConfigError::Invalid(errors));
+    }
+    Ok(Config {
+        gates,
+        node_name,
+        node_ips,
+        reserved,
+        external_cloud: flags.cloud_provider == "external",
+        kubeconfig: path(&flags.kubeconfig),
+        bootstrap_kubeconfig: path(&flags.bootstrap_kubeconfig),
+        root_dir: flags.root_dir.into(),
+        cert_dir: flags.cert_dir.into(),
+        lock_file: path(&flags.lock_file),
+        image_credential_provider_config: path(&flags.image_credential_provider_config),
+        image_credential_provider_bin_dir: path(&flags.image_credential_provider_bin_dir),
+        node_labels: flags.node_labels,
+        exit_on_lock_contention: flags.exit_on_lock_contention,
+        runtime_cgroups: flags.runtime_cgroups,
+        minimum_container_ttl: flags.minimum_container_ttl,
+        maximum_dead_containers_per_container: flags.maximum_dead_containers_per_container,
+        maximum_dead_containers: flags.maximum_dead_containers,
+        kubelet: flags.kubelet,
+        deprecated_flags: Vec::new(),
+    })
+}
+
+fn path(text: &str) -> Option<PathBuf> {
+    (!text.is_empty()).then(|| PathBuf::from(text))
+}
+
+fn node_name(hostname_override: &str) -> Result<String, String> {
+    let name = if hostname_override.is_empty() {
+        nix::unistd::gethostname()
+            .map_err(|error| format!("cannot read the host's name: {error}"))?
+            .to_string_lossy()
+            .into_owned()
+    } else {
+        hostname_override.to_owned()
+    };
+    let name = name.trim().to_lowercase();
+    if labels::is_dns_subdomain(&name) {
+        Ok(name)
+    } else {
+        Err(format!(
+            "node name {name:?} (the host's name or --hostname-override) is not a DNS name"
+        ))
+    }
+}
+
+/// One address, or one of each family; `0.0.0.0` and `::` choose a family alone.
+fn node_ips(text: &str) -> Result<Vec<IpAddr>, String> {
+    let mut ips: Vec<IpAddr> = Vec::new();
+    for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
+        let ip: IpAddr =
+            item.parse().map_err(|_| format!("--node-ip: {item:?} is not an IP address"))?;
+        if ips.iter().any(|other| other.is_ipv4() == ip.is_ipv4()) {
+            return Err(format!(
+                "--node-ip: {text:?} must have at most one address of each family"
+            ));
+        }
+        if text.contains(',') && ip.is_unspecified() {
+            return Err(format!("--node-ip: {item:?} cannot be one of two addresses"));
+        }
+        ips.push(ip);
+    }
+    Ok(ips)
+}
+
+fn version_text(wanted: &str) -> String {
+    let (major, minor) =
+        KUBERNETES_VERSION.trim_start_matches('v').split_once('.').unwrap_or_default();
+    let minor = minor.split('.').next().unwrap_or_default();
+    match wanted {
+        "raw" => format!(
+            "version.Info{{Major:\"{major}\", Minor:\"{minor}\", GitVersion:\"{KUBERNETES_VERSION}\", Platform:\"linux/{}\"}}",
+            go_arch()
+        ),
+        _ => format!("Kubernetes {KUBERNETES_VERSION}"),
+    }
+}
+
+fn help_text() -> String {
+    let mut text = String::from(
+        "The kubelet: runs the pods of this node.\n\n\
+         Flags marked (config) override a field of the file that --config names.\n\nUsage:\n  kubelet [flags]\n\nFlags:\n",
+    );
+    for flag in KUBELET_FLAGS {
+        let kind = flag.target.type_name();
+        let note = if flag.deprecated { "(config)" } else { "" };
+        // writing to a String cannot fail
+        let _ = writeln!(text, "  {}", format!("--{:<46} {kind:<16} {note}", flag.name).trim_end());
+    }
+    text
+}
+
+/// This machine's architecture by the name that Go gives it.
+pub fn go_arch() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        "powerpc64" => "ppc64le",
+        other => other,
+    }
+}

@@ -1,0 +1,292 @@
+//! The command-line syntax of Kubernetes' daemons: `--flag=value`, `--flag value`, bare `--flag`
+//! for booleans, `-v2`, underscores read as dashes. Knows no flag itself: tables are passed in.
+
+use std::collections::{BTreeMap, HashSet};
+
+use k8s_openapi::api::core::v1::Taint;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::duration::GoDuration;
+use super::kubelet::MemoryReservation;
+use super::labels;
+
+/// One flag of a table: its name and where its value goes in `T`.
+pub(super) struct Flag<T: 'static> {
+    pub(super) name: &'static str,
+    pub(super) target: Target<T>,
+    /// The flag still works, but its setting belongs in the configuration file.
+    pub(super) deprecated: bool,
+}
+
+/// The type of a flag's value with the place that takes it.
+pub(super) enum Target<T> {
+    Bool(fn(&mut T) -> &mut bool),
+    Int(fn(&mut T) -> &mut i32),
+    Long(fn(&mut T) -> &mut i64),
+    Text(fn(&mut T) -> &mut String),
+    Ip(fn(&mut T) -> &mut String),
+    Duration(fn(&mut T) -> &mut GoDuration),
+    /// Comma-separated; the first use replaces, later ones add.
+    List(fn(&mut T) -> &mut Vec<String>),
+    /// Comma-separated pairs around the separator; the first use replaces, later ones add.
+    Pairs(char, fn(&mut T) -> &mut BTreeMap<String, String>),
+    Headers(fn(&mut T) -> &mut BTreeMap<String, Vec<String>>),
+    /// `Gate=true,…`, added to what a file says.
+    Gates(fn(&mut T) -> &mut BTreeMap<String, bool>),
+    Labels(fn(&mut T) -> &mut BTreeMap<String, String>),
+    Taints(fn(&mut T) -> &mut Vec<Taint>),
+    ReservedMemory(fn(&mut T) -> &mut Vec<MemoryReservation>),
+    Verbosity(fn(&mut T) -> &mut u32),
+    /// `true`, `false` or a word: `--version`, `--version=raw`.
+    Word(fn(&mut T) -> &mut String),
+    /// Accepted and without effect here.
+    IgnoredBool,
+    Ignored,
+}
+
+impl<T> Target<T> {
+    fn may_stand_alone(&self) -> bool {
+        matches!(self, Self::Bool(_) | Self::IgnoredBool | Self::Word(_))
+    }
+
+    /// The word for the type in a usage text.
+    pub(super) fn type_name(&self) -> &'static str {
+        match self {
+            Self::Bool(_) | Self::IgnoredBool => "",
+            Self::Int(_) | Self::Long(_) | Self::Verbosity(_) => "int",
+            Self::Text(_) | Self::Word(_) | Self::Ignored => "string",
+            Self::Ip(_) => "ip",
+            Self::Duration(_) => "duration",
+            Self::List(_) => "strings",
+            Self::Pairs(..) | Self::Headers(_) | Self::Gates(_) | Self::Labels(_) => "map",
+            Self::Taints(_) => "taints",
+            Self::ReservedMemory(_) => "reserved-memory",
+        }
+    }
+
+    /// Stores `value`; `first` when the flag was not given before.
+    fn set(&self, into: &mut T, value: &str, first: bool) -> Result<(), String> {
+        match self {
+            Self::Bool(field) => *field(into) = boolean(value)?,
+            Self::Int(field) => *field(into) = integer(value)?,
+            Self::Long(field) => *field(into) = integer(value)?,
+            Self::Verbosity(field) => *field(into) = integer(value)?,
+            Self::Text(field) | Self::Word(field) => *field(into) = value.to_owned(),
+            Self::Ip(field) => *field(into) = ip(value)?,
+            Self::Duration(field) => *field(into) = value.parse().map_err(|e| format!("{e}"))?,
+            Self::List(field) => {
+                let list = field(into);
+                if first {
+                    list.clear();
+                }
+                list.extend(items(value).map(str::to_owned));
+            }
+            Self::Pairs(separator, field) => {
+                let map = field(into);
+                if first {
+                    map.clear();
+                }
+                for item in items(value) {
+                    let (key, value) = pair(item, *separator)?;
+                    map.insert(key, value);
+                }
+            }
+            Self::Headers(field) => {
+                let map = field(into);
+                if first {
+                    map.clear();
+                }
+                for item in items(value) {
+                    let (key, value) = pair(item, ':')?;
+                    map.entry(key).or_default().push(value);
+                }
+            }
+            Self::Gates(field) => {
+                for item in items(value) {
+                    let (gate, value) = pair(item, '=')?;
+                    field(into).insert(gate, boolean(&value)?);
+                }
+            }
+            Self::Labels(field) => {
+                for item in items(value) {
+                    let (key, value) =
+                        pair(item, '=').unwrap_or((item.trim().to_owned(), String::new()));
+                    field(into).insert(key, value);
+                }
+            }
+            Self::Taints(field) => *field(into) = taints(value)?,
+            Self::ReservedMemory(field) => {
+                let list = field(into);
+                if first {
+                    list.clear();
+                }
+                list.extend(
+                    value
+                        .split(';')
+                        .filter(|item| !item.is_empty())
+                        .map(reservation)
+                        .collect::<Result<Vec<_>, _>>()?,
+                );
+            }
+            Self::IgnoredBool => {
+                boolean(value)?;
+            }
+            Self::Ignored => {}
+        }
+        Ok(())
+    }
+}
+
+/// The flags of a command line, matched with their table but not yet stored.
+pub(super) struct Parsed<T: 'static> {
+    values: Vec<(&'static Flag<T>, String)>,
+}
+
+impl<T> Parsed<T> {
+    /// Matches `args` with `table`; the error tells what is wrong with the command line.
+    pub(super) fn new(table: &'static [Flag<T>], args: &[String]) -> Result<Self, String> {
+        let find = |name: &str| table.iter().find(|flag| flag.name == name);
+        let mut values = Vec::new();
+        let mut args = args.iter();
+        while let Some(arg) = args.next() {
+            let (flag, value) = if arg == "--" {
+                match args.next() {
+                    Some(arg) => return Err(format!("unknown command {arg}")),
+                    None => break,
+                }
+            } else if let Some(long) = arg.strip_prefix("--") {
+                let (name, value) =
+                    long.split_once('=').map_or((long, None), |(name, value)| (name, Some(value)));
+                let flag = find(&name.replace('_', "-"))
+                    .ok_or_else(|| format!("unknown flag: --{name}"))?;
+                (flag, value)
+            } else if let Some(short) = arg.strip_prefix('-').filter(|short| !short.is_empty()) {
+                let first = &short[..short.chars().next().map_or(0, char::len_utf8)];
+                let name = if first == "h" { "help" } else { first };
+                let flag = find(name)
+                    .ok_or_else(|| format!("unknown shorthand flag: {first:?} in {arg}"))?;
+                let value = &short[first.len()..];
+                (
+                    flag,
+                    Some(value.strip_prefix('=').unwrap_or(value))
+                        .filter(|value| !value.is_empty()),
+                )
+            } else {
+                return Err(format!("unknown command {arg}"));
+            };
+            let value = match value {
+                Some(value) => value,
+                None if flag.target.may_stand_alone() => "true",
+                None => {
+                    args.next().ok_or_else(|| format!("flag needs an argument: --{}", flag.name))?
+                }
+            };
+            values.push((flag, value.to_owned()));
+        }
+        Ok(Self { values })
+    }
+
+    /// Stores every value in `into`, in the order given.
+    pub(super) fn apply(&self, into: &mut T) -> Result<(), String> {
+        let mut seen = HashSet::new();
+        for (flag, value) in &self.values {
+            let first = seen.insert(flag.name);
+            flag.target.set(into, value, first).map_err(|reason| {
+                format!("invalid argument {value:?} for \"--{}\" flag: {reason}", flag.name)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The given flags whose setting belongs in the configuration file.
+    pub(super) fn deprecated(&self) -> impl Iterator<Item = &'static str> + '_ {
+        self.values.iter().filter(|(flag, _)| flag.deprecated).map(|(flag, _)| flag.name)
+    }
+}
+
+fn items(value: &str) -> impl Iterator<Item = &str> {
+    value.split(',').filter(|item| !item.is_empty())
+}
+
+fn pair(item: &str, separator: char) -> Result<(String, String), String> {
+    let (key, value) = item
+        .split_once(separator)
+        .ok_or_else(|| format!("malformed pair {item:?}, expect string{separator}string"))?;
+    Ok((key.trim().to_owned(), value.trim().to_owned()))
+}
+
+fn boolean(value: &str) -> Result<bool, String> {
+    match value {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err(format!("{value:?} is neither true nor false")),
+    }
+}
+
+/// A whole number, decimal or with Go's prefixes (`0x`, `0o`, `0b`).
+fn integer<N: TryFrom<i64>>(value: &str) -> Result<N, String> {
+    let (negative, digits) =
+        value.strip_prefix('-').map_or((false, value), |digits| (true, digits));
+    let (radix, digits) = match digits.get(..2) {
+        Some("0x" | "0X") => (16, &digits[2..]),
+        Some("0o" | "0O") => (8, &digits[2..]),
+        Some("0b" | "0B") => (2, &digits[2..]),
+        _ => (10, digits),
+    };
+    // from_str_radix takes a sign of its own, which would make "--5" a number
+    let number = Some(digits)
+        .filter(|digits| digits.starts_with(|c: char| c.is_ascii_alphanumeric()))
+        .and_then(|digits| i64::from_str_radix(digits, radix).ok());
+    number
+        .map(|number| if negative { -number } else { number })
+        .and_then(|number| N::try_from(number).ok())
+        .ok_or_else(|| format!("{value:?} is no number, or out of range"))
+}
+
+fn ip(value: &str) -> Result<String, String> {
+    match value.parse::<std::net::IpAddr>() {
+        Ok(_) => Ok(value.to_owned()),
+        Err(_) => Err(format!("{value:?} is not a valid IP address")),
+    }
+}
+
+/// `key=value:Effect,…`, as kubeadm writes it.
+fn taints(value: &str) -> Result<Vec<Taint>, String> {
+    let mut taints: Vec<Taint> = Vec::new();
+    for item in items(value) {
+        let taint =
+            taint(item).map_err(|reason| format!("invalid taint spec {item:?}: {reason}"))?;
+        if taints.iter().any(|other| other.key == taint.key && other.effect == taint.effect) {
+            return Err(format!(
+                "two taints with the key {:?} and the effect {:?}",
+                taint.key, taint.effect
+            ));
+        }
+        taints.push(taint);
+    }
+    Ok(taints)
+}
+
+fn taint(item: &str) -> Result<Taint, String> {
+    let (pair, effect) = item.split_once(':').ok_or("it has no effect")?;
+    let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+    let taint = Taint {
+        key: key.to_owned(),
+        value: (!value.is_empty()).then(|| value.to_owned()),
+        effect: effect.to_owned(),
+        time_added: None,
+    };
+    labels::check_taint(&taint)?;
+    Ok(taint)
+}
+
+/// `0:memory=1Gi,hugepages-2Mi=64Mi`: what is set aside on one NUMA node.
+fn reservation(item: &str) -> Result<MemoryReservation, String> {
+    let (node, limits) = item
+        .split_once(':')
+        .ok_or_else(|| format!("{item:?} is not node:type=quantity[,type=quantity...]"))?;
+    let limits = items(limits)
+        .map(|limit| pair(limit, '=').map(|(name, quantity)| (name, Quantity(quantity))))
+        .collect::<Result<_, _>>()?;
+    Ok(MemoryReservation { numa_node: integer(node)?, limits })
+}

@@ -1,0 +1,420 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::fs;
+use std::path::Path;
+
+use super::*;
+
+/// What kubeadm 1.36 writes on a node.
+const KUBEADM: &str = "\
+apiVersion: kubelet.config.k8s.io/v1beta1
+authentication:
+  anonymous:
+    enabled: false
+  webhook:
+    cacheTTL: 0s
+    enabled: true
+  x509:
+    clientCAFile: /etc/kubernetes/pki/ca.crt
+authorization:
+  mode: Webhook
+  webhook:
+    cacheAuthorizedTTL: 0s
+    cacheUnauthorizedTTL: 0s
+cgroupDriver: systemd
+clusterDNS:
+- 10.96.0.10
+clusterDomain: cluster.local
+containerRuntimeEndpoint: \"\"
+cpuManagerReconcilePeriod: 0s
+crashLoopBackOff: {}
+evictionPressureTransitionPeriod: 0s
+fileCheckFrequency: 0s
+healthzBindAddress: 127.0.0.1
+healthzPort: 10248
+httpCheckFrequency: 0s
+imageMaximumGCAge: 0s
+imageMinimumGCAge: 0s
+kind: KubeletConfiguration
+logging:
+  flushFrequency: 0
+  options:
+    json:
+      infoBufferSize: \"0\"
+    text:
+      infoBufferSize: \"0\"
+  verbosity: 0
+memorySwap: {}
+nodeStatusReportFrequency: 0s
+nodeStatusUpdateFrequency: 0s
+rotateCertificates: true
+runtimeRequestTimeout: 0s
+shutdownGracePeriod: 0s
+shutdownGracePeriodCriticalPods: 0s
+staticPodPath: /etc/kubernetes/manifests
+streamingConnectionIdleTimeout: 0s
+syncFrequency: 0s
+volumeStatsAggPeriod: 0s
+";
+
+/// What an operator of a test cluster writes: flow style, a machine with cgroup v1.
+const HAND_MADE: &str = "\
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+address: 0.0.0.0
+authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: /pki/ca.crt}}
+authorization: {mode: Webhook}
+cgroupDriver: cgroupfs
+cgroupRoot: /
+failCgroupV1: false
+failSwapOn: false
+clusterDNS: [10.202.0.10]
+clusterDomain: cluster.local
+resolvConf: resolv.conf
+containerRuntimeEndpoint: unix:///run/test/containerd.sock
+staticPodPath: manifests
+serializeImagePulls: false
+readOnlyPort: 10255
+evictionHard: {memory.available: 100Mi, nodefs.available: 1%, imagefs.available: 1%}
+tlsCertFile: /pki/node.crt
+tlsPrivateKeyFile: /pki/node.key
+";
+
+const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+
+fn write(directory: &Path, name: &str, text: &str) -> PathBuf {
+    let path = directory.join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, text).unwrap();
+    path
+}
+
+fn load_text(text: &str) -> Result<KubeletConfiguration, String> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = write(directory.path(), "config.yaml", text);
+    file::load(Some(&path), None)
+        .map_err(|error| error.to_string().replace(&format!("{}: ", path.display()), ""))
+}
+
+fn run(args: &[&str]) -> Result<Command, ConfigError> {
+    from_args(args.iter().map(|arg| (*arg).to_owned()))
+}
+
+/// The configuration of a kubelet with these flags on any machine.
+fn kubelet(args: &[&str]) -> Result<Config, String> {
+    let args = [&["longshore", "kubelet", "--fail-cgroupv1=false", "--hostname-override=n1"], args]
+        .concat();
+    match run(&args) {
+        Ok(Command::Kubelet(config)) => Ok(*config),
+        Ok(Command::Print(text)) => panic!("printed {text}"),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[test]
+fn zeroes_that_kubeadm_writes_stand_for_the_defaults() {
+    let expected = KubeletConfiguration {
+        authentication: Authentication {
+            x509: X509Authentication { client_ca_file: "/etc/kubernetes/pki/ca.crt".into() },
+            ..Authentication::default()
+        },
+        cgroup_driver: "systemd".into(),
+        cluster_dns: vec!["10.96.0.10".into()],
+        cluster_domain: "cluster.local".into(),
+        rotate_certificates: true,
+        static_pod_path: "/etc/kubernetes/manifests".into(),
+        ..KubeletConfiguration::default()
+    };
+    assert_eq!(load_text(KUBEADM).unwrap(), expected);
+}
+
+#[test]
+fn a_hand_made_file_is_read_and_its_relative_paths_are_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = write(directory.path(), "kubelet.yaml", HAND_MADE);
+    let mut settings = file::load(Some(&path), None).unwrap();
+    settings.fill_gated(&FeatureGates::default());
+    assert_eq!(settings.static_pod_path, directory.path().join("manifests").to_str().unwrap());
+    assert_eq!(settings.resolv_conf, directory.path().join("resolv.conf").to_str().unwrap());
+    assert_eq!(settings.eviction_hard.len(), 3);
+    assert_eq!(
+        (settings.read_only_port, settings.fail_swap_on, settings.serialize_image_pulls),
+        (10255, false, false)
+    );
+    assert_eq!(validation::faults(&settings, &FeatureGates::default()), Vec::<String>::new());
+}
+
+#[test]
+fn json_is_read_too() {
+    let text = r#"{"apiVersion":"kubelet.config.k8s.io/v1beta1","kind":"KubeletConfiguration","maxPods":7,"syncFrequency":"1m30s"}"#;
+    let settings = load_text(text).unwrap();
+    assert_eq!((settings.max_pods, settings.sync_frequency), (7, GoDuration::secs(90)));
+}
+
+#[test]
+fn a_file_at_fault_is_refused_with_the_field() {
+    for (text, expected) in [
+        (String::new(), "the file is empty"),
+        ("- a\n- b\n".to_owned(), "expected a KubeletConfiguration object"),
+        ("kind: KubeletConfiguration\n".to_owned(), "apiVersion: missing"),
+        (
+            "apiVersion: kubelet.config.k8s.io/v1alpha1\nkind: KubeletConfiguration\n".to_owned(),
+            "apiVersion: expected \"kubelet.config.k8s.io/v1beta1\", found \"kubelet.config.k8s.io/v1alpha1\"",
+        ),
+        (
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: Pod\n".to_owned(),
+            "kind: expected \"KubeletConfiguration\"",
+        ),
+        (format!("{HEADER}maxpods: 3\n"), "unknown field \"maxpods\""),
+        (
+            format!("{HEADER}authentication: {{webhook: {{enable: true}}}}\n"),
+            "unknown field \"authentication.webhook.enable\"",
+        ),
+        (
+            format!("{HEADER}registerWithTaints: [{{key: a, effect: NoSchedule, colour: red}}]\n"),
+            "unknown field \"registerWithTaints[0].colour\"",
+        ),
+        (format!("{HEADER}maxPods: many\n"), "maxPods: invalid type: string \"many\""),
+        (
+            format!("{HEADER}syncFrequency: 10 minutes\n"),
+            "syncFrequency: invalid duration \"10 minutes\"",
+        ),
+        (format!("{HEADER}syncFrequency: 10\n"), "syncFrequency: invalid type"),
+        (
+            format!("{HEADER}evictionHard: {{memory.available: 100}}\n"),
+            "evictionHard.memory.available: invalid type",
+        ),
+        (format!("{HEADER}clusterDNS: 10.0.0.1\n"), "clusterDNS: invalid type"),
+        (format!("{HEADER}maxPods: 1\nmaxPods: 2\n"), "maxPods"),
+        (format!("{HEADER}clusterDNS: [\n"), ""),
+    ] {
+        let error = load_text(&text).expect_err(&text);
+        assert!(error.contains(expected), "{text}\n gave {error}\n not {expected}");
+    }
+}
+
+#[test]
+fn a_bomb_of_aliases_is_refused() {
+    let mut text = format!("{HEADER}clusterDNS: &a0 [x, x, x, x, x, x, x, x, x]\n");
+    for level in 1..12 {
+        let aliases = vec![format!("*a{}", level - 1); 9].join(", ");
+        text.push_str(&format!("k{level}: &a{level} [{aliases}]\n"));
+    }
+    assert!(load_text(&text).is_err());
+}
+
+#[test]
+fn defaults_that_follow_another_field() {
+    let settings =
+        load_text(&format!("{HEADER}nodeStatusUpdateFrequency: 30s\nmaxParallelImagePulls: 4\n"))
+            .unwrap();
+    assert_eq!(settings.node_status_report_frequency, GoDuration::secs(30));
+    assert!(!settings.serialize_image_pulls);
+    let merged = "evictionHard: {memory.available: 1Gi}\nmergeDefaultEvictionSettings: true\n";
+    let settings = load_text(&format!("{HEADER}{merged}")).unwrap();
+    assert_eq!(settings.eviction_hard["memory.available"], "1Gi");
+    assert_eq!(settings.eviction_hard["imagefs.available"], "15%");
+    assert!(load_text(&format!("{HEADER}evictionHard: {{}}\n")).unwrap().eviction_hard.is_empty());
+}
+
+#[test]
+fn drop_ins_are_laid_over_the_file_in_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let main = write(
+        directory.path(),
+        "main.yaml",
+        &format!("{HEADER}maxPods: 10\nport: 11000\nkubeReserved: {{cpu: 1, pid: '5'}}\n")
+            .replace("cpu: 1", "cpu: '1'"),
+    );
+    let drop_ins = directory.path().join("conf.d");
+    write(&drop_ins, "20-b.conf", &format!("{HEADER}maxPods: 30\n"));
+    write(
+        &drop_ins,
+        "10-a.conf",
+        &format!("{HEADER}maxPods: 20\nport: null\nkubeReserved: {{cpu: '2'}}\n"),
+    );
+    write(&drop_ins, "30-c/x.conf", &format!("{HEADER}podsPerCore: 3\n"));
+    write(&drop_ins, "99.yaml", "no configuration, and not looked at");
+    let settings = file::load(Some(&main), Some(&drop_ins)).unwrap();
+    assert_eq!((settings.max_pods, settings.port, settings.pods_per_core), (30, 10250, 3));
+    assert_eq!(
+        (settings.kube_reserved["cpu"].as_str(), settings.kube_reserved["pid"].as_str()),
+        ("2", "5")
+    );
+
+    let bad = write(&drop_ins, "40.conf", &format!("{HEADER}nope: 1\n"));
+    let error = file::load(Some(&main), Some(&drop_ins)).unwrap_err().to_string();
+    assert!(error.contains(bad.to_str().unwrap()) && error.contains("nope"), "{error}");
+    assert!(file::load(None, Some(&directory.path().join("none"))).is_err());
+}
+
+#[test]
+fn flags_win_over_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = write(
+        directory.path(),
+        "c.yaml",
+        &format!("{HAND_MADE}maxPods: 5\nfeatureGates: {{MemoryQoS: true}}\n"),
+    );
+    let config = kubelet(&[
+        &format!("--config={}", path.display()),
+        "--max-pods",
+        "9",
+        "--feature-gates=NodeSwap=true",
+        "--read-only-port=0",
+        "--eviction-hard=memory.available<5%,nodefs.available<1Gi",
+        "--cluster-dns=10.0.0.1,10.0.0.2",
+        "--cluster-dns=10.0.0.3",
+        "--anonymous-auth",
+        "--v=4",
+        "--register_with_taints=a=b:NoSchedule,c:NoExecute",
+        "--node-labels=x=1,y",
+        "--node-ip=10.0.0.9,fd00::9",
+        "--streaming-connection-idle-timeout=0",
+    ])
+    .unwrap();
+    let settings = &config.kubelet;
+    assert_eq!((settings.max_pods, settings.read_only_port, settings.logging.verbosity), (9, 0, 4));
+    assert!(config.gates.enabled("MemoryQoS") && config.gates.enabled("NodeSwap"));
+    assert_eq!(settings.eviction_hard.len(), 2);
+    assert_eq!(settings.cluster_dns, ["10.0.0.1", "10.0.0.2", "10.0.0.3"]);
+    assert!(settings.authentication.anonymous.enabled);
+    assert_eq!(settings.streaming_connection_idle_timeout, GoDuration::ZERO);
+    let taints: Vec<_> =
+        settings.register_with_taints.iter().map(|t| (t.key.as_str(), t.effect.as_str())).collect();
+    assert_eq!(taints, [("a", "NoSchedule"), ("c", "NoExecute")]);
+    assert_eq!(
+        config.node_labels,
+        BTreeMap::from([("x".into(), "1".into()), ("y".into(), String::new())])
+    );
+    assert_eq!(config.node_ips.len(), 2);
+    assert!(
+        config.deprecated_flags.contains(&"max-pods")
+            && !config.deprecated_flags.contains(&"node-ip")
+    );
+}
+
+#[test]
+fn without_a_file_the_old_open_defaults_hold() {
+    let config = kubelet(&[]).unwrap();
+    assert!(
+        config.kubelet.authentication.anonymous.enabled
+            && !config.kubelet.authentication.webhook.enabled
+    );
+    assert_eq!(
+        (config.kubelet.authorization.mode.as_str(), config.kubelet.read_only_port),
+        ("AlwaysAllow", 10255)
+    );
+    assert_eq!((config.kubeconfig, config.node_name.as_str()), (None, "n1"));
+    assert_eq!(
+        config.kubelet.crash_loop_back_off.max_container_restart_period,
+        Some(GoDuration::secs(300))
+    );
+}
+
+#[test]
+fn a_command_line_at_fault_is_refused() {
+    for (args, expected) in [
+        (&["--no-such"][..], "unknown flag: --no-such"),
+        (&["--max-pods"], "flag needs an argument: --max-pods"),
+        (&["--max-pods=x"], "invalid argument \"x\" for \"--max-pods\" flag"),
+        (&["--max-pods=4294967296"], "out of range"),
+        (&["--fail-swap-on", "false"], "unknown command false"),
+        (&["--fail-swap-on=maybe"], "neither true nor false"),
+        (&["--sync-frequency=5"], "invalid duration \"5\""),
+        (&["--address=here"], "not a valid IP address"),
+        (&["--register-with-taints=a=b"], "has no effect"),
+        (&["--register-with-taints=a=b:Sometimes"], "NoSchedule, PreferNoSchedule or NoExecute"),
+        (&["--node-labels=kubernetes.io/role=master"], "kubernetes.io"),
+        (&["--node-labels=-x=1"], "letter or digit at both ends"),
+        (&["--node-ip=10.0.0.1,10.0.0.2"], "at most one address of each family"),
+        (&["--node-ip=ten"], "not an IP address"),
+        (&["--hostname-override=_"], "not a DNS name"),
+        (&["--feature-gates=NoSuch=true"], "unrecognized feature gate: NoSuch"),
+        (&["--cloud-provider=aws"], "--cloud-provider"),
+        (&["-x"], "unknown shorthand flag"),
+        (&["--config=/nonexistent/file"], "/nonexistent/file"),
+    ] {
+        let error = kubelet(args).expect_err(&format!("{args:?}"));
+        assert!(error.contains(expected), "{args:?} gave {error}");
+    }
+}
+
+#[test]
+fn every_fault_is_told_at_once() {
+    let error = kubelet(&[
+        "--port=0",
+        "--oom-score-adj=2000",
+        "--image-gc-low-threshold=90",
+        "--hairpin-mode=loose",
+        "--enforce-node-allocatable=pods,none",
+        "--kube-reserved=gpu=1,cpu=lots",
+        "--eviction-hard=memory.available<-1,moon.phase<1",
+        "--eviction-soft=memory.available<1Gi",
+        "--reserved-cpus=3-1",
+    ])
+    .unwrap_err();
+    for field in [
+        "port: 0",
+        "oomScoreAdj: 2000",
+        "imageGCLowThresholdPercent: 90",
+        "hairpinMode: \"loose\"",
+        "enforceNodeAllocatable: \"none\"",
+        "kubeReserved: cannot reserve \"gpu\"",
+        "kubeReserved[cpu]: \"lots\"",
+        "evictionHard[memory.available]",
+        "\"moon.phase\"",
+        "evictionSoftGracePeriod",
+        "reservedSystemCPUs",
+    ] {
+        assert!(error.contains(field), "{field} is missing from {error}");
+    }
+}
+
+#[test]
+fn the_program_name_chooses_the_role() {
+    for args in [
+        &["/usr/bin/kubelet", "--version"][..],
+        &["longshore", "kubelet", "--version"],
+        &["longshore", "--version"],
+    ] {
+        assert!(
+            matches!(run(args), Ok(Command::Print(text)) if text == format!("Kubernetes {KUBERNETES_VERSION}"))
+        );
+    }
+    assert!(
+        matches!(run(&["kubelet", "--version=raw"]), Ok(Command::Print(text)) if text.contains("Minor:\"36\""))
+    );
+    assert!(
+        matches!(run(&["kubelet", "--help"]), Ok(Command::Print(text)) if text.contains("--node-ip"))
+    );
+    assert!(matches!(run(&["kube-proxy", "--config=x"]), Err(ConfigError::NoProxy)));
+    assert!(matches!(run(&["longshore", "proxy"]), Err(ConfigError::NoProxy)));
+    assert!(matches!(run(&["longshore", "sail"]), Err(ConfigError::CommandLine(_))));
+    assert!(matches!(run(&["longshore"]), Err(ConfigError::CommandLine(_))));
+}
+
+#[test]
+fn the_flag_table_names_each_flag_once() {
+    let mut names: Vec<_> = KUBELET_FLAGS.iter().map(|flag| flag.name).collect();
+    assert!(names.len() >= 150, "{}", names.len());
+    names.sort_unstable();
+    assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
+}
+
+#[test]
+fn pods_get_what_is_not_held_back() {
+    let config = kubelet(&[
+        "--kube-reserved=cpu=200m,memory=1Gi",
+        "--system-reserved=cpu=300m",
+        "--eviction-hard=memory.available<10%",
+    ])
+    .unwrap();
+    let gib = 1000i128 << 30;
+    assert_eq!(config.reserved.allocatable("cpu", 2000), 1500);
+    assert_eq!(config.reserved.allocatable("memory", 10 * gib), 8 * gib);
+    assert_eq!(config.reserved.allocatable("cpu", 100), 0);
+    assert_eq!(config.reserved.allocatable("pods", 110_000), 110_000);
+    let config = kubelet(&["--reserved-cpus=0-1,4", "--system-reserved=cpu=10"]).unwrap();
+    assert_eq!(config.reserved.allocatable("cpu", 8000), 5000);
+}

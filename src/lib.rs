@@ -1,0 +1,19 @@
+//! Longshore, a Kubernetes node: kubelet and kube-proxy in one daemon.
+
+pub mod client;
+pub mod config;
+pub mod desired;
+pub mod events;
+pub mod health;
+pub mod node;
+pub mod objects;
+pub mod observe;
+pub mod registration;
+pub mod resources;
+pub mod runtime;
+pub mod server;
+pub mod sources;
+pub mod status;
+pub mod view;
+pub mod volumes;
+pub mod worker;

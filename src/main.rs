@@ -1,0 +1,72 @@
+//! Longshore, a Kubernetes node.
+
+use std::process::ExitCode;
+
+use longshore::config::{self, Command, Config};
+use longshore::node;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    match config::from_args(std::env::args()) {
+        Ok(Command::Print(text)) => {
+            println!("{text}");
+            ExitCode::SUCCESS
+        }
+        Ok(Command::Kubelet(config)) => report(run(*config)),
+        Err(error) => report(Err(error.into())),
+    }
+}
+
+fn run(config: Config) -> anyhow::Result<()> {
+    log(config.kubelet.logging.verbosity);
+    config.deprecated_flags.iter().for_each(|flag| {
+        tracing::info!(flag, "this flag works, but belongs in the configuration file");
+    });
+    // Two threads are enough for a node, and each costs memory.
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let stop = CancellationToken::new();
+        cancel_on_signal(stop.clone())?;
+        Ok(node::run(config, stop).await?)
+    })
+}
+
+fn log(verbosity: u32) {
+    let level = match verbosity {
+        0..=2 => "info",
+        3..=5 => "info,longshore=debug",
+        _ => "info,longshore=trace",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+}
+
+fn cancel_on_signal(stop: CancellationToken) -> std::io::Result<()> {
+    let (mut terminate, mut interrupt) =
+        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        stop.cancel();
+    });
+    Ok(())
+}
+
+fn report(result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("longshore: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

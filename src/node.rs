@@ -1,0 +1,344 @@
+//! The start of a node, in order, as one function; and its end.
+
+use std::future::Future;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::jiff::SignedDuration;
+use longshore_cri::{Options, Runtime};
+use longshore_pod::backoff::RESTART_MAX;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::client::{self, ClientError, Limits};
+use crate::config::{Config, KUBERNETES_VERSION};
+use crate::desired::{self, Desired};
+use crate::events::{EventType, Recorder, node_reference};
+use crate::health;
+use crate::objects::Objects;
+use crate::observe::{self, Observer};
+use crate::registration::{self, Machine, Registration};
+use crate::resources::cgroups::{self, Cgroups, Driver};
+use crate::runtime::{Announcer, PodRuntime, Settings};
+use crate::server::{Server, ServerError};
+use crate::sources::{self, Source};
+use crate::status::StatusWriter;
+use crate::view::View;
+use crate::volumes::Volumes;
+use crate::worker::{Pool, Tools};
+
+/// How long the apiserver may take to begin an answer.
+const API_TIMEOUT: Duration = Duration::from_secs(15);
+/// Changes that may wait for the next room before their sender does.
+const CHANNEL: usize = 64;
+/// How long the last writes may take when the node stops.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// Why a node cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The runtime can never be worked with.
+    #[error(transparent)]
+    Runtime(#[from] longshore_cri::Error),
+    /// The way to the apiserver is not known.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The node has no address.
+    #[error(transparent)]
+    Address(#[from] registration::AddressError),
+    /// The cgroups of pods cannot be made.
+    #[error(transparent)]
+    Cgroup(#[from] cgroups::Error),
+    /// The node's ports cannot be opened.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// A directory cannot be made.
+    #[error("{path}: {source}", path = .path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+}
+
+/// Run a node until told to stop. Containers go on running after it.
+pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
+    let config = Arc::new(config);
+    let mut rooms = Rooms { tasks: JoinSet::new(), stop: stop.clone() };
+
+    // the runtime: one that speaks no CRI v1 is refused, one that is away is waited for
+    let runtime = connect_runtime(&config)?;
+    match runtime.negotiate().await {
+        Ok(version) => {
+            info!(name = version.runtime_name, version = version.runtime_version, "runtime")
+        }
+        Err(error @ longshore_cri::Error::NoV1 { .. }) => return Err(error.into()),
+        Err(error) => warn!(%error, "the runtime is not there yet"),
+    }
+
+    // the apiserver, if there is one, and the recorder of events
+    let limits = |qps, burst| Limits { qps, burst, timeout: API_TIMEOUT };
+    let client = match &config.kubeconfig {
+        Some(path) => {
+            let settings = &config.kubelet;
+            Some(
+                client::connect(path, limits(settings.kube_api_qps, settings.kube_api_burst))
+                    .await?,
+            )
+        }
+        None => {
+            info!("no kubeconfig: pods come from manifests alone");
+            None
+        }
+    };
+    let (recorder, events_written) = Recorder::start(client.clone(), &config.node_name);
+
+    // cgroups and the daemon's own place when memory runs out
+    let cgroups = cgroups(&config, &runtime).await?;
+    set_oom_score(config.kubelet.oom_score_adj);
+    let addresses = registration::resolve_addresses(&config.node_ips, &config.node_name).await?;
+    let settings = Arc::new(settings(&config, &addresses, cgroups));
+    for dir in [settings.root_dir.join("pods"), settings.pod_logs_dir.clone()] {
+        make_dir(&dir)?;
+    }
+
+    // pod sources, and the one picture of what should run
+    let (updates, merged) = mpsc::channel(CHANNEL);
+    let (changes, changed) = mpsc::channel(CHANNEL);
+    let mut sources = Vec::new();
+    if let Some(client) = &client {
+        sources.push(Source::Api);
+        rooms.open(sources::watch_pods(client.clone(), config.node_name.clone(), updates.clone()));
+    }
+    if !config.kubelet.static_pod_path.is_empty() {
+        sources.push(Source::File);
+        rooms.open(sources::watch_manifests(
+            PathBuf::from(&config.kubelet.static_pod_path),
+            config.node_name.clone(),
+            config.kubelet.file_check_frequency.get(),
+            complain_about_manifests(recorder.clone(), config.node_name.clone()),
+            updates,
+        ));
+    }
+    let desired = Desired::new(sources);
+    rooms.open(desired.clone().run(merged, changes));
+
+    // what pods ask for by name, and what runs
+    let objects = Objects::new(client.clone());
+    let volumes = Volumes::new(&settings.root_dir, objects.clone(), settings.allocatable.clone());
+    let observer = Observer::new(runtime.clone());
+    rooms.open(observe::run(observer.clone(), stop.clone()));
+
+    // the node object, from what the runtime says of itself
+    let (feeds, inputs) = registration::channels();
+    rooms.open(health::feed(runtime.clone(), observer.clone(), feeds));
+    let status = StatusWriter::default();
+    let mut drain = JoinSet::new();
+    if let (Some(client), Some(kubeconfig)) = (&client, &config.kubeconfig) {
+        let registration =
+            Registration::new(config.clone(), client.clone(), recorder.clone(), inputs);
+        let node = registration.node();
+        rooms.open(registration.run());
+        // A heartbeat must not wait behind other requests.
+        let heartbeat = client::connect(kubeconfig, limits(0, 0)).await?;
+        let lease = config.kubelet.node_lease_duration_seconds;
+        rooms.open(registration::renew_lease(
+            heartbeat,
+            config.node_name.clone(),
+            lease,
+            node.clone(),
+        ));
+        rooms.open(desired::reconcile_mirrors(desired.clone(), client.clone(), node));
+        drain.spawn(status.clone().run(client.clone(), desired.clone(), stop.clone()));
+    }
+
+    // the server, and last the workers, which begin once it is known what runs
+    let announcer = Announcer::new(recorder.clone());
+    let pods = PodRuntime::new(
+        runtime.clone(),
+        observer.clone(),
+        objects.clone(),
+        volumes.clone(),
+        announcer.clone(),
+        settings.clone(),
+    );
+    let tools = Arc::new(Tools {
+        runtime: pods,
+        observer: observer.clone(),
+        status: status.clone(),
+        volumes,
+        announcer,
+        settings,
+        objects,
+        runtime_name: runtime_name(&runtime).await,
+        max_restart_delay: max_restart_delay(&config),
+    });
+    let pool = Pool::new(tools, desired.clone());
+    let view = Arc::new(View::new(desired, status, observer, pool.pulse()));
+    let server = Server::bind(&config, &addresses, client.as_ref(), view).await?;
+    rooms.open(server.run());
+    rooms.open(pool.run(changed, stop.clone()));
+
+    recorder.event(
+        node_reference(&config.node_name),
+        EventType::Normal,
+        "Starting",
+        "Starting kubelet.",
+    );
+    notify_ready();
+    info!(node = config.node_name, version = KUBERNETES_VERSION, "node runs");
+
+    stop.cancelled().await;
+    info!("node stops; containers go on running");
+    drop(recorder);
+    rooms.close().await;
+    let last_words = async {
+        while drain.join_next().await.is_some() {}
+        let _ = events_written.await;
+    };
+    if tokio::time::timeout(DRAIN, last_words).await.is_err() {
+        warn!("not everything could be told in time");
+    }
+    Ok(())
+}
+
+/// The tasks of the node. One that ends early while the node runs is a fault that is told.
+struct Rooms {
+    tasks: JoinSet<()>,
+    stop: CancellationToken,
+}
+
+impl Rooms {
+    fn open(&mut self, room: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = room => {}
+                () = stop.cancelled() => {}
+            }
+        });
+    }
+
+    async fn close(mut self) {
+        while let Some(ended) = self.tasks.join_next().await {
+            if let Err(error) = ended {
+                warn!(%error, "a part of the node ended badly");
+            }
+        }
+    }
+}
+
+fn connect_runtime(config: &Config) -> Result<Runtime, Error> {
+    let settings = &config.kubelet;
+    let image_endpoint =
+        Some(settings.image_service_endpoint.clone()).filter(|path| !path.is_empty());
+    Ok(Runtime::new(Options {
+        image_endpoint,
+        request_timeout: settings.runtime_request_timeout.get(),
+        ..Options::new(settings.container_runtime_endpoint.as_str())
+    })?)
+}
+
+/// The runtime's name in container ids. One that is away now gets the usual one.
+async fn runtime_name(runtime: &Runtime) -> String {
+    match runtime.version().await {
+        Ok(version) => version.runtime_name,
+        Err(_) => "containerd".to_owned(),
+    }
+}
+
+/// The driver is the runtime's to tell, where it can; otherwise the config's.
+async fn cgroups(config: &Config, runtime: &Runtime) -> Result<Cgroups, Error> {
+    let told = runtime.runtime_config().await.ok().and_then(|config| config.linux);
+    let driver = match told.map(|linux| linux.cgroup_driver()) {
+        Some(longshore_cri::v1::CgroupDriver::Systemd) => Driver::Systemd,
+        Some(longshore_cri::v1::CgroupDriver::Cgroupfs) => Driver::Cgroupfs,
+        None if config.kubelet.cgroup_driver == "systemd" => Driver::Systemd,
+        None => Driver::Cgroupfs,
+    };
+    let root = match config.kubelet.cgroup_root.as_str() {
+        "" => Path::new("/"),
+        root => Path::new(root),
+    };
+    let period = quota_period(config);
+    Ok(Cgroups::setup(driver, root, config.kubelet.cgroups_per_qos, period)?)
+}
+
+fn quota_period(config: &Config) -> Option<Duration> {
+    config.kubelet.cpu_cfs_quota.then(|| config.kubelet.cpu_cfs_quota_period.get())
+}
+
+fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Settings {
+    let kubelet = &config.kubelet;
+    let machine = Machine::read();
+    let allocatable =
+        [("cpu", i128::from(machine.cpus) * 1000), ("memory", i128::from(machine.memory) * 1000)];
+    let allocatable = allocatable
+        .map(|(name, capacity)| {
+            let milli = config.reserved.allocatable(name, capacity);
+            let text = if name == "cpu" { format!("{milli}m") } else { (milli / 1000).to_string() };
+            (name.to_owned(), Quantity(text))
+        })
+        .into();
+    let parallel_pulls = match (kubelet.serialize_image_pulls, kubelet.max_parallel_image_pulls) {
+        (true, _) => 1,
+        (false, Some(limit)) => usize::try_from(limit).unwrap_or(1),
+        (false, None) => tokio::sync::Semaphore::MAX_PERMITS,
+    };
+    Settings {
+        root_dir: config.root_dir.clone(),
+        pod_logs_dir: PathBuf::from(&kubelet.pod_logs_dir),
+        cluster_dns: kubelet.cluster_dns.clone(),
+        cluster_domain: kubelet.cluster_domain.clone(),
+        resolv_conf: Some(&kubelet.resolv_conf).filter(|path| !path.is_empty()).map(PathBuf::from),
+        host_ips: addresses.iter().map(ToString::to_string).collect(),
+        seccomp_default: kubelet.seccomp_default,
+        cpu_cfs_quota_period: quota_period(config),
+        memory_capacity: i64::try_from(machine.memory).unwrap_or(i64::MAX),
+        allocatable,
+        parallel_pulls,
+        cgroups,
+    }
+}
+
+fn max_restart_delay(config: &Config) -> SignedDuration {
+    let own = config.kubelet.crash_loop_back_off.max_container_restart_period;
+    own.map_or(RESTART_MAX, |period| SignedDuration::from_nanos(period.as_nanos()))
+}
+
+fn complain_about_manifests(recorder: Recorder, node_name: String) -> sources::Complain {
+    Box::new(move |file, reason| {
+        let message = format!("manifest {}: {reason}", file.display());
+        warn!("{message}");
+        recorder.event(node_reference(&node_name), EventType::Warning, "InvalidManifest", &message);
+    })
+}
+
+fn set_oom_score(score: i32) {
+    let path = "/proc/self/oom_score_adj";
+    if let Err(error) = std::fs::write(path, score.to_string()) {
+        // Lowering it takes CAP_SYS_RESOURCE, which not every machine gives.
+        warn!(path, score, %error, "the OOM score is not set: memory pressure may end the node itself");
+    }
+}
+
+fn make_dir(path: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(path)
+        .map_err(|source| Error::Directory { path: path.to_owned(), source })
+}
+
+/// Tell systemd, if it is listening, that the node is up.
+fn notify_ready() {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let sent = std::os::unix::net::UnixDatagram::unbound()
+        .and_then(|socket| socket.send_to(b"READY=1", Path::new(&path)));
+    if let Err(error) = sent {
+        warn!(%error, "systemd was not told that the node is ready");
+    }
+}

@@ -1,0 +1,163 @@
+//! One kind of object, kept for as long as a pod refers to it.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::{Metadata, NamespaceResourceScope};
+use kube::Resource;
+use kube::core::ObjectMeta;
+use serde::de::DeserializeOwned;
+use tokio::sync::Mutex as AsyncMutex;
+
+use super::Error;
+
+/// An object that pods refer to by name.
+pub(super) trait Named:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + Metadata<Ty = ObjectMeta>
+    + DeserializeOwned
+    + Clone
+    + Debug
+{
+    /// What messages call it.
+    const NAME: &'static str;
+
+    /// Whether its data can never change.
+    fn immutable(&self) -> bool;
+}
+
+impl Named for Secret {
+    const NAME: &'static str = "secret";
+
+    fn immutable(&self) -> bool {
+        self.immutable == Some(true)
+    }
+}
+
+impl Named for ConfigMap {
+    const NAME: &'static str = "configmap";
+
+    fn immutable(&self) -> bool {
+        self.immutable == Some(true)
+    }
+}
+
+/// Namespace and name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Key {
+    namespace: Box<str>,
+    name: Box<str>,
+}
+
+impl Key {
+    pub(super) fn new(namespace: &str, name: &str) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+pub(super) struct Cache<K> {
+    time_to_live: Duration,
+    entries: Mutex<HashMap<Key, Entry<K>>>,
+}
+
+struct Entry<K> {
+    pods: usize,
+    slot: Arc<Slot<K>>,
+}
+
+/// The latest answer. The lock is held during a request, so that those who wait share its answer.
+type Slot<K> = AsyncMutex<Option<Answer<K>>>;
+
+struct Answer<K> {
+    at: Instant,
+    result: Result<Arc<K>, Error>,
+}
+
+impl<K: Named> Cache<K> {
+    pub(super) fn new(time_to_live: Duration) -> Self {
+        Self { time_to_live, entries: Mutex::default() }
+    }
+
+    /// One more pod refers to the object. The pod may have been made after the last answer, so the
+    /// next reader asks anew; requests under way serve those who already wait for them.
+    pub(super) fn retain(&self, key: &Key) {
+        let mut entries = self.entries();
+        let entry =
+            entries.entry(key.clone()).or_insert_with(|| Entry { pods: 0, slot: Arc::default() });
+        entry.pods += 1;
+        entry.slot = Arc::default();
+    }
+
+    /// One pod less refers to the object; the last one takes it out of the cache.
+    pub(super) fn release(&self, key: &Key) {
+        let mut entries = self.entries();
+        if let Some(entry) = entries.get_mut(key) {
+            entry.pods -= 1;
+            if entry.pods == 0 {
+                entries.remove(key);
+            }
+        }
+    }
+
+    /// The object, from the cache if it is fresh, or else by `fetch`, which is told whether a
+    /// version of it is known already. An object that no pod refers to is fetched and not kept.
+    pub(super) async fn get(
+        &self,
+        namespace: &str,
+        name: &str,
+        fetch: impl AsyncFnOnce(bool) -> Result<K, Error>,
+    ) -> Result<Arc<K>, Error> {
+        let asked = Instant::now();
+        let slot = self.entries().get(&Key::new(namespace, name)).map(|entry| entry.slot.clone());
+        let slot = slot.unwrap_or_default();
+        let mut last = slot.lock().await;
+        if let Some(answer) = last.as_ref().filter(|answer| self.is_fresh(answer, asked)) {
+            return answer.result.clone();
+        }
+        let known = last.take().and_then(|answer| answer.result.ok());
+        let fetched = fetch(known.is_some()).await.map(Arc::new);
+        let result = match (known, fetched) {
+            // An apiserver behind the others must not turn the object back in time.
+            (Some(known), Ok(fetched)) if version(&*fetched) < version(&*known) => Ok(known),
+            (Some(known), Err(error)) if !error.is_not_found() => {
+                tracing::warn!(namespace, name, %error, "using the last known {}", K::NAME);
+                Ok(known)
+            }
+            (_, fetched) => fetched,
+        };
+        *last = Some(Answer { at: Instant::now(), result: result.clone() });
+        result
+    }
+
+    /// Whether an answer will do for a caller who asked at that time: an error only for those who
+    /// waited for it, an object for its time to live.
+    fn is_fresh(&self, answer: &Answer<K>, asked: Instant) -> bool {
+        answer.at >= asked
+            || answer
+                .result
+                .as_ref()
+                .is_ok_and(|object| object.immutable() || answer.at.elapsed() < self.time_to_live)
+    }
+
+    fn entries(&self) -> MutexGuard<'_, HashMap<Key, Entry<K>>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.entries().len()
+    }
+}
+
+/// The object's version as a number; objects of unknown version are never older than others.
+fn version<K: Metadata<Ty = ObjectMeta>>(object: &K) -> u64 {
+    object
+        .metadata()
+        .resource_version
+        .as_deref()
+        .and_then(|version| version.parse().ok())
+        .unwrap_or(u64::MAX)
+}

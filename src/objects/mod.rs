@@ -1,0 +1,221 @@
+//! Secrets, configmaps and service account tokens that the pods of this node refer to, fetched one
+//! by one by name as the Node authorizer allows. Workers register a pod here before they use it;
+//! volumes, environment variables and image pulls read from here.
+//! Current limitations: changes are seen by asking again after a time to live, not by a watch.
+
+mod cache;
+mod references;
+mod tokens;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, ServiceAccountTokenProjection};
+use kube::api::{Api, GetParams};
+use kube::{Client, Error as KubeError};
+use longshore_pod::spec;
+
+use cache::{Cache, Named};
+use references::{Reference, References};
+use tokens::PodTokens;
+
+/// How long a fetched object is used before it is asked for again.
+const TIME_TO_LIVE: Duration = Duration::from_secs(60);
+/// How long one request may take, so that a silent apiserver does not hold a pod's worker.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Why an object or token could not be had. Cheap to clone: callers share one request's outcome.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// The apiserver has no such object.
+    #[error("{kind} {name:?} not found")]
+    NotFound {
+        /// `secret` or `configmap`.
+        kind: &'static str,
+        /// The object's name.
+        name: String,
+    },
+    /// The apiserver refused or could not be reached.
+    #[error("failed to {action}: {reason}")]
+    Request {
+        /// What was asked for.
+        action: String,
+        /// The server's message, or what went wrong on the way.
+        reason: Arc<str>,
+    },
+    /// The node runs without an apiserver.
+    #[error("failed to {action}: no apiserver is configured")]
+    NoApiserver {
+        /// What was asked for.
+        action: String,
+    },
+    /// A token was asked for a pod that names no service account.
+    #[error("pod names no service account to make a token for")]
+    NoServiceAccount,
+}
+
+impl Error {
+    /// Whether the object does not exist, which an `optional` reference forgives.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::NotFound { .. })
+    }
+
+    fn request(action: String, error: KubeError) -> Self {
+        let reason = match error {
+            KubeError::Api(status) => status.message,
+            // The outer text is often just "service error"; the innermost says why.
+            error => root_cause(&error),
+        };
+        Self::Request { action, reason: reason.into() }
+    }
+}
+
+/// A request's answer, or an error once it has taken too long.
+async fn within_deadline<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    let late = |_| KubeError::Service(format!("no answer within {REQUEST_TIMEOUT:?}").into());
+    tokio::time::timeout(REQUEST_TIMEOUT, request).await.map_err(late)?
+}
+
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+/// The objects that this node's pods use. A cheap handle; clones share one cache.
+#[derive(Clone)]
+pub struct Objects {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    client: Option<Client>,
+    secrets: Cache<Secret>,
+    config_maps: Cache<ConfigMap>,
+    pods: Mutex<HashMap<String, Registered>>,
+}
+
+/// What is kept for a pod, by its UID.
+#[derive(Default)]
+struct Registered {
+    references: References,
+    tokens: Arc<PodTokens>,
+}
+
+impl Objects {
+    /// An empty cache over a client; without one (a node of static pods alone) every object is an
+    /// error.
+    pub fn new(client: Option<Client>) -> Self {
+        Self::with_time_to_live(client, TIME_TO_LIVE)
+    }
+
+    fn with_time_to_live(client: Option<Client>, time_to_live: Duration) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                client,
+                secrets: Cache::new(time_to_live),
+                config_maps: Cache::new(time_to_live),
+                pods: Mutex::default(),
+            }),
+        }
+    }
+
+    /// Makes a pod's references known. What a new reference reads is fetched after this call, so a
+    /// pod sees every change that was made before it. Calling again for a pod with the same
+    /// references does nothing; references that it lost are dropped.
+    pub fn register(&self, pod: &Pod) {
+        let new = references::of(pod);
+        let mut pods = self.pods();
+        let registered = pods.entry(spec::uid(pod).to_owned()).or_default();
+        for reference in new.difference(&registered.references) {
+            self.inner.retain(reference);
+        }
+        for reference in registered.references.difference(&new) {
+            self.inner.release(reference);
+        }
+        registered.references = new;
+    }
+
+    /// Forgets a pod: objects that no other pod uses are dropped, and so are its tokens.
+    pub fn unregister(&self, uid: &str) {
+        let mut pods = self.pods();
+        for reference in pods.remove(uid).unwrap_or_default().references {
+            self.inner.release(&reference);
+        }
+    }
+
+    /// A secret by name. Callers at the same time share one request.
+    pub async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<Secret>, Error> {
+        self.get(&self.inner.secrets, namespace, name).await
+    }
+
+    /// A configmap by name. Callers at the same time share one request.
+    pub async fn config_map(&self, namespace: &str, name: &str) -> Result<Arc<ConfigMap>, Error> {
+        self.get(&self.inner.config_maps, namespace, name).await
+    }
+
+    /// A token of the pod's service account, bound to the pod and kept until 80 % of its life is
+    /// over. When it cannot be renewed in time, the old one is given as long as it is valid.
+    pub async fn service_account_token(
+        &self,
+        pod: &Pod,
+        projection: &ServiceAccountTokenProjection,
+    ) -> Result<Arc<str>, Error> {
+        let registered = self.pods().get(spec::uid(pod)).map(|pod| pod.tokens.clone());
+        registered.unwrap_or_default().get(self.inner.client.as_ref(), pod, projection).await
+    }
+
+    async fn get<K: Named>(
+        &self,
+        cache: &Cache<K>,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Arc<K>, Error> {
+        let action = || format!("get {} {namespace}/{name}", K::NAME);
+        let client =
+            self.inner.client.as_ref().ok_or_else(|| Error::NoApiserver { action: action() })?;
+        let api = Api::<K>::namespaced(client.clone(), namespace);
+        cache
+            .get(namespace, name, async |known| {
+                // The apiserver's own cache is good enough to look for changes, and spares etcd.
+                let params = if known { GetParams::any() } else { GetParams::default() };
+                within_deadline(api.get_with(name, &params)).await.map_err(|error| match error {
+                    KubeError::Api(status) if status.code == 404 => {
+                        Error::NotFound { kind: K::NAME, name: name.to_owned() }
+                    }
+                    error => Error::request(action(), error),
+                })
+            })
+            .await
+    }
+
+    fn pods(&self) -> MutexGuard<'_, HashMap<String, Registered>> {
+        self.inner.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn retain(&self, reference: &Reference) {
+        match reference {
+            Reference::Secret(key) => self.secrets.retain(key),
+            Reference::ConfigMap(key) => self.config_maps.retain(key),
+        }
+    }
+
+    fn release(&self, reference: &Reference) {
+        match reference {
+            Reference::Secret(key) => self.secrets.release(key),
+            Reference::ConfigMap(key) => self.config_maps.release(key),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+pub(crate) mod fake;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests;

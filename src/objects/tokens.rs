@@ -1,0 +1,150 @@
+//! Service account tokens, each bound to one pod and renewed before it ends.
+
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::{Pod, ServiceAccount, ServiceAccountTokenProjection};
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use kube::api::{Api, PostParams};
+use longshore_pod::spec;
+use tokio::sync::Mutex as AsyncMutex;
+
+use super::{Error, within_deadline};
+
+/// However long a token lives, it is not used for longer than this before it is renewed.
+const LONGEST_USE: Duration = Duration::from_secs(24 * 60 * 60);
+/// Renewals are spread over so many seconds, so that pods made together do not ask together.
+const SPREAD: u64 = 10;
+
+/// What the apiserver gives when a projection names no life.
+const DEFAULT_LIFE: i64 = 3600;
+
+/// The tokens of a pod. The lock is held during a request: callers share its answer.
+#[derive(Default)]
+pub(super) struct PodTokens {
+    tokens: AsyncMutex<HashMap<Request, Token>>,
+}
+
+/// What tells the tokens of one pod apart.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Request {
+    audience: Option<String>,
+    expiration_seconds: i64,
+}
+
+struct Token {
+    text: Arc<str>,
+    renew: Timestamp,
+    expires: Timestamp,
+}
+
+impl PodTokens {
+    pub(super) async fn get(
+        &self,
+        client: Option<&Client>,
+        pod: &Pod,
+        projection: &ServiceAccountTokenProjection,
+    ) -> Result<Arc<str>, Error> {
+        let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref());
+        let account = account.filter(|name| !name.is_empty()).ok_or(Error::NoServiceAccount)?;
+        let request = Request {
+            audience: projection.audience.clone().filter(|audience| !audience.is_empty()),
+            expiration_seconds: projection.expiration_seconds.unwrap_or(DEFAULT_LIFE),
+        };
+        let mut tokens = self.tokens.lock().await;
+        let now = Timestamp::now();
+        let current = tokens.get(&request);
+        if let Some(token) = current.filter(|token| now < token.renew) {
+            return Ok(token.text.clone());
+        }
+        match create(client, pod, account, &request).await {
+            Ok(token) => {
+                let text = token.text.clone();
+                tokens.insert(request, token);
+                Ok(text)
+            }
+            Err(error) => {
+                let token = current.filter(|token| now < token.expires).ok_or(error.clone())?;
+                tracing::warn!(pod = spec::name(pod), %error, "using a service account token that is due for renewal");
+                Ok(token.text.clone())
+            }
+        }
+    }
+}
+
+/// Asks for a token through the `token` subresource of the service account.
+async fn create(
+    client: Option<&Client>,
+    pod: &Pod,
+    account: &str,
+    request: &Request,
+) -> Result<Token, Error> {
+    let namespace = spec::namespace(pod);
+    let action = || format!("fetch token of service account {namespace}/{account}");
+    let client = client.ok_or_else(|| Error::NoApiserver { action: action() })?;
+    let body = TokenRequest {
+        spec: Some(TokenRequestSpec {
+            audiences: request.audience.clone().map(|audience| vec![audience]),
+            expiration_seconds: Some(request.expiration_seconds),
+            bound_object_ref: Some(BoundObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Pod".to_owned()),
+                name: pod.metadata.name.clone(),
+                uid: pod.metadata.uid.clone(),
+            }),
+        }),
+        ..TokenRequest::default()
+    };
+    let api = Api::<ServiceAccount>::namespaced(client.clone(), namespace);
+    let answer: TokenRequest =
+        within_deadline(api.create_subresource("token", account, &PostParams::default(), &body))
+            .await
+            .map_err(|error| Error::request(action(), error))?;
+    let empty = || Error::Request { action: action(), reason: "the answer holds no token".into() };
+    let status = answer.status.ok_or_else(empty)?;
+    let (Some(text), Some(expires)) =
+        (status.token.filter(|token| !token.is_empty()), status.expiration_timestamp)
+    else {
+        return Err(empty());
+    };
+    // The server may have chosen another life than the one that was asked for.
+    let life =
+        answer.spec.and_then(|spec| spec.expiration_seconds).unwrap_or(request.expiration_seconds);
+    let life = Duration::from_secs(u64::try_from(life).unwrap_or_default());
+    let spread = Duration::from_secs(RandomState::new().hash_one(&text) % SPREAD);
+    Ok(Token { text: text.into(), renew: renewal(expires.0, life, spread), expires: expires.0 })
+}
+
+/// When to renew a token of that life: at 80 % of it or after a day, and a bit sooner by `spread`.
+fn renewal(expires: Timestamp, life: Duration, spread: Duration) -> Timestamp {
+    let left = (life / 5).max(life.saturating_sub(LONGEST_USE)) + spread;
+    expires.saturating_sub(left).unwrap_or(Timestamp::MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn renewal_comes_at_80_percent_or_after_a_day() {
+        let made: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let hour = Duration::from_secs(3600);
+        let cases = [
+            (hour, 0, "2026-01-01T00:48:00Z"),
+            (hour, 9, "2026-01-01T00:47:51Z"),
+            (hour / 6, 0, "2026-01-01T00:08:00Z"),
+            (hour * 24 * 365, 0, "2026-01-02T00:00:00Z"),
+        ];
+        for (life, spread, expected) in cases {
+            let renew = renewal(made + life, life, Duration::from_secs(spread));
+            assert_eq!(renew, expected.parse().unwrap(), "{life:?}");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! From the runtime's words to ours.
+
+use longshore_cri::v1;
+use longshore_pod::Timestamp;
+use longshore_pod::observed::{Container, Sandbox, State};
+
+use crate::runtime::labels;
+
+/// A sandbox from its status.
+pub(super) fn sandbox(status: &v1::PodSandboxStatus) -> Sandbox {
+    let mut ips = Vec::new();
+    if let Some(network) = &status.network {
+        ips.extend(
+            std::iter::once(&network.ip)
+                .chain(network.additional_ips.iter().map(|ip| &ip.ip))
+                .cloned(),
+        );
+    }
+    ips.retain(|ip: &String| !ip.is_empty());
+    let options = status
+        .linux
+        .as_ref()
+        .and_then(|linux| linux.namespaces.as_ref())
+        .and_then(|n| n.options.as_ref());
+    Sandbox {
+        id: status.id.clone(),
+        attempt: status.metadata.as_ref().map_or(0, |metadata| metadata.attempt),
+        ready: status.state() == v1::PodSandboxState::SandboxReady,
+        created_at: time(status.created_at).unwrap_or_default(),
+        ips,
+        host_network: options.is_some_and(|options| options.network() == v1::NamespaceMode::Node),
+    }
+}
+
+/// A container from its status.
+pub(super) fn container(
+    status: v1::ContainerStatus,
+    sandbox_id: String,
+    message: String,
+) -> Container {
+    let state = match status.state() {
+        v1::ContainerState::ContainerCreated => State::Created,
+        v1::ContainerState::ContainerRunning => {
+            State::Running { started_at: time(status.started_at).unwrap_or_default() }
+        }
+        v1::ContainerState::ContainerExited => State::Exited {
+            started_at: time(status.started_at),
+            finished_at: time(status.finished_at).unwrap_or_default(),
+            exit_code: status.exit_code,
+            reason: status.reason.clone(),
+            message,
+        },
+        v1::ContainerState::ContainerUnknown => State::Unknown,
+    };
+    let metadata = status.metadata.unwrap_or_default();
+    let annotation = |key: &str| status.annotations.get(key);
+    let restart_count = annotation(labels::RESTART_COUNT)
+        .and_then(|count| count.parse().ok())
+        .unwrap_or(metadata.attempt);
+    let hash = annotation(labels::HASH).and_then(|hash| u64::from_str_radix(hash, 16).ok());
+    let image = status.image.unwrap_or_default();
+    let image = [image.user_specified_image, image.image].into_iter().find(|name| !name.is_empty());
+    let image_ref = match status.image_ref.is_empty() {
+        true => status.image_id,
+        false => status.image_ref,
+    };
+    Container {
+        id: status.id,
+        name: metadata.name,
+        sandbox_id,
+        restart_count,
+        hash,
+        created_at: time(status.created_at).unwrap_or_default(),
+        image: image.unwrap_or_default(),
+        image_ref,
+        log_path: status.log_path,
+        state,
+    }
+}
+
+/// Nanoseconds since 1970; 0 is "never".
+fn time(nanoseconds: i64) -> Option<Timestamp> {
+    if nanoseconds == 0 {
+        return None;
+    }
+    Timestamp::from_nanosecond(i128::from(nanoseconds)).ok()
+}

@@ -1,0 +1,259 @@
+//! The one owner of "what does run": the pod lifecycle event generator (PLEG).
+//!
+//! A relist each second is the truth; the runtime's container events and the workers' own looks at
+//! what they have just done make it quick. Every fact is stamped with the moment at which it was
+//! asked for, so an answer that was slow to come never overwrites a newer one. Workers subscribe
+//! to their pod and read nothing else.
+
+mod convert;
+mod relist;
+mod termination;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use longshore_cri::{Runtime, v1};
+use longshore_pod::observed::{Container, ObservedPod, Sandbox};
+use tokio::sync::watch;
+
+pub use relist::{PLEG_DEADLINE, run};
+
+/// A look at the runtime failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The call failed.
+    #[error(transparent)]
+    Cri(#[from] longshore_cri::Error),
+}
+
+/// A fact and the moment at which it was asked for.
+#[derive(Debug)]
+struct Seen<T> {
+    at: Instant,
+    /// The state that lists show for it; a list with another one calls for a closer look.
+    listed: i32,
+    value: T,
+}
+
+#[derive(Debug)]
+struct Record {
+    name: String,
+    namespace: String,
+    sandboxes: HashMap<String, Seen<Sandbox>>,
+    containers: HashMap<String, Seen<Container>>,
+    /// Facts that are being looked up after a relist, by id.
+    looking: HashSet<String>,
+    published: watch::Sender<Arc<ObservedPod>>,
+}
+
+/// Handle to what runs. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Observer {
+    runtime: Runtime,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    pods: Mutex<HashMap<String, Record>>,
+    relisted: watch::Sender<Option<Instant>>,
+}
+
+impl Observer {
+    /// Nothing is seen until [`run`] has relisted for the first time.
+    pub fn new(runtime: Runtime) -> Self {
+        let shared = Shared { pods: Mutex::default(), relisted: watch::Sender::new(None) };
+        Self { runtime, shared: Arc::new(shared) }
+    }
+
+    /// What runs of one pod, and every change to it.
+    pub fn subscribe(&self, uid: &str) -> watch::Receiver<Arc<ObservedPod>> {
+        let mut pods = self.pods();
+        record(&mut pods, uid).published.subscribe()
+    }
+
+    /// The start of the last relist that succeeded, `None` before the first.
+    pub fn relisted(&self) -> watch::Receiver<Option<Instant>> {
+        self.shared.relisted.subscribe()
+    }
+
+    /// Every pod of which the runtime holds something.
+    pub fn all(&self) -> Vec<Arc<ObservedPod>> {
+        let pods = self.pods();
+        pods.values()
+            .map(|record| record.published.borrow().clone())
+            .filter(|pod| !pod.is_gone())
+            .collect()
+    }
+
+    /// The container with that id.
+    pub fn container(&self, id: &str) -> Option<Container> {
+        let pods = self.pods();
+        pods.values().find_map(|record| record.containers.get(id)).map(|seen| seen.value.clone())
+    }
+
+    /// Look closely at one sandbox.
+    pub async fn look_at_sandbox(&self, uid: &str, id: &str) -> Result<(), Error> {
+        let at = Instant::now();
+        match self.runtime.pod_sandbox_status(id).await {
+            Ok(status) => self.saw_sandbox(uid, at, &status.sandbox),
+            Err(error) if error.is_not_found() => self.lost(uid, id, at),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// Look closely at one container, which runs in that sandbox.
+    pub async fn look_at_container(
+        &self,
+        uid: &str,
+        id: &str,
+        sandbox_id: &str,
+    ) -> Result<(), Error> {
+        let at = Instant::now();
+        match self.runtime.container_status(id).await {
+            Ok(status) => self.saw_container(uid, at, sandbox_id, status).await,
+            Err(error) if error.is_not_found() => self.lost(uid, id, at),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// Look closely at all that is known of a pod.
+    pub async fn look_at_pod(&self, uid: &str) -> Result<(), Error> {
+        let (sandboxes, containers) = {
+            let pods = self.pods();
+            let Some(record) = pods.get(uid) else { return Ok(()) };
+            let sandboxes: Vec<String> = record.sandboxes.keys().cloned().collect();
+            let containers: Vec<(String, String)> = record
+                .containers
+                .iter()
+                .map(|(id, seen)| (id.clone(), seen.value.sandbox_id.clone()))
+                .collect();
+            (sandboxes, containers)
+        };
+        for id in sandboxes {
+            self.look_at_sandbox(uid, &id).await?;
+        }
+        for (id, sandbox_id) in containers {
+            self.look_at_container(uid, &id, &sandbox_id).await?;
+        }
+        Ok(())
+    }
+
+    /// The runtime no longer has this sandbox or container.
+    pub fn removed(&self, uid: &str, id: &str) {
+        self.lost(uid, id, Instant::now());
+    }
+
+    /// Drop the record of a pod that no worker cares for any more, if nothing of it is left.
+    pub fn forget(&self, uid: &str) {
+        let mut pods = self.pods();
+        if pods
+            .get(uid)
+            .is_some_and(|record| record.sandboxes.is_empty() && record.containers.is_empty())
+        {
+            pods.remove(uid);
+        }
+    }
+
+    fn saw_sandbox(&self, uid: &str, at: Instant, status: &v1::PodSandboxStatus) {
+        let mut pods = self.pods();
+        let record = record(&mut pods, uid);
+        if let Some(metadata) = &status.metadata {
+            record.name.clone_from(&metadata.name);
+            record.namespace.clone_from(&metadata.namespace);
+        }
+        let seen = Seen { at, listed: status.state, value: convert::sandbox(status) };
+        put(&mut record.sandboxes, status.id.clone(), seen);
+        record.publish(uid);
+    }
+
+    /// The status of a container does not tell its sandbox, so the caller does.
+    async fn saw_container(
+        &self,
+        uid: &str,
+        at: Instant,
+        sandbox_id: &str,
+        status: v1::ContainerStatus,
+    ) {
+        let message = match status.state() {
+            v1::ContainerState::ContainerExited => termination::message(&status).await,
+            _ => String::new(),
+        };
+        let (id, listed) = (status.id.clone(), status.state);
+        let value = convert::container(status, sandbox_id.to_owned(), message);
+        let mut pods = self.pods();
+        let record = record(&mut pods, uid);
+        put(&mut record.containers, id, Seen { at, listed, value });
+        record.publish(uid);
+    }
+
+    fn lost(&self, uid: &str, id: &str, at: Instant) {
+        let mut pods = self.pods();
+        let Some(record) = pods.get_mut(uid) else { return };
+        record.sandboxes.retain(|known, seen| known != id || seen.at > at);
+        record.containers.retain(|known, seen| known != id || seen.at > at);
+        record.publish(uid);
+    }
+
+    fn pods(&self) -> MutexGuard<'_, HashMap<String, Record>> {
+        // No code panics while it holds the lock; if it did, the facts in it would still be facts.
+        self.shared.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The time since the last relist, if that is too long for the node to count as healthy.
+pub fn overdue(relisted: Option<Instant>, started: Instant) -> Option<Duration> {
+    let age = relisted.unwrap_or(started).elapsed();
+    (age >= PLEG_DEADLINE).then_some(age)
+}
+
+impl Record {
+    fn publish(&self, uid: &str) {
+        let mut sandboxes: Vec<Sandbox> =
+            self.sandboxes.values().map(|seen| seen.value.clone()).collect();
+        let mut containers: Vec<Container> =
+            self.containers.values().map(|seen| seen.value.clone()).collect();
+        sandboxes.sort_by(|a, b| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
+        containers.sort_by(|a, b| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
+        let pod = ObservedPod {
+            uid: uid.to_owned(),
+            name: self.name.clone(),
+            namespace: self.namespace.clone(),
+            sandboxes,
+            containers,
+        };
+        self.published.send_if_modified(|published| {
+            let changed = **published != pod;
+            if changed {
+                *published = Arc::new(pod);
+            }
+            changed
+        });
+    }
+}
+
+fn record<'a>(pods: &'a mut HashMap<String, Record>, uid: &str) -> &'a mut Record {
+    pods.entry(uid.to_owned()).or_insert_with(|| Record {
+        name: String::new(),
+        namespace: String::new(),
+        sandboxes: HashMap::new(),
+        containers: HashMap::new(),
+        looking: HashSet::new(),
+        published: watch::Sender::new(Arc::new(ObservedPod {
+            uid: uid.to_owned(),
+            ..ObservedPod::default()
+        })),
+    })
+}
+
+fn put<T>(map: &mut HashMap<String, Seen<T>>, id: String, seen: Seen<T>) {
+    match map.get(&id) {
+        Some(known) if known.at > seen.at => {}
+        _ => {
+            map.insert(id, seen);
+        }
+    }
+}

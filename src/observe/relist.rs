@@ -1,0 +1,186 @@
+//! The relist loop and the runtime's event stream.
+
+use std::collections::{HashMap, HashSet};
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use longshore_cri::v1;
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::{Error, Observer, Record, record};
+use crate::runtime::labels;
+
+/// How often everything is listed.
+const PERIOD: Duration = Duration::from_secs(1);
+/// A node whose runtime has answered no relist for this long is not ready.
+pub const PLEG_DEADLINE: Duration = Duration::from_secs(180);
+/// Pause before the event stream is opened again.
+const EVENTS_RETRY: Duration = Duration::from_secs(5);
+
+/// Relist and follow events until told to stop.
+pub async fn run(observer: Observer, stop: CancellationToken) {
+    let events = follow_events(observer.clone());
+    let relists = relist_forever(observer);
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = events => {}
+        () = relists => {}
+    }
+}
+
+async fn relist_forever(observer: Observer) {
+    let mut ticks = interval(PERIOD);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut failing = false;
+    loop {
+        ticks.tick().await;
+        match relist(&observer).await {
+            Ok(()) => failing = false,
+            // A runtime that is away fails each second; saying so once is enough.
+            Err(error) if failing => debug!(%error, "relist failed again"),
+            Err(error) => {
+                warn!(%error, "relist failed");
+                failing = true;
+            }
+        }
+    }
+}
+
+/// One thing that a relist shows.
+struct Listed {
+    id: String,
+    state: i32,
+    sandbox_id: Option<String>,
+}
+
+/// List all sandboxes and containers, and look closely at those that have changed.
+async fn relist(observer: &Observer) -> Result<(), Error> {
+    let at = Instant::now();
+    let (sandboxes, containers) = tokio::try_join!(
+        observer.runtime.list_pod_sandboxes(None),
+        observer.runtime.list_containers(None),
+    )?;
+    let mut listed: HashMap<String, Vec<Listed>> = HashMap::new();
+    for v1::PodSandbox { id, state, mut labels, .. } in sandboxes {
+        if let Some(uid) = labels.remove(labels::POD_UID) {
+            listed.entry(uid).or_default().push(Listed { id, state, sandbox_id: None });
+        }
+    }
+    for v1::Container { id, pod_sandbox_id, state, mut labels, .. } in containers {
+        if let Some(uid) = labels.remove(labels::POD_UID) {
+            listed.entry(uid).or_default().push(Listed {
+                id,
+                state,
+                sandbox_id: Some(pod_sandbox_id),
+            });
+        }
+    }
+
+    let mut looks = tokio::task::JoinSet::new();
+    let first = observer.shared.relisted.borrow().is_none();
+    {
+        let mut pods = observer.pods();
+        for (uid, known) in pods.iter_mut() {
+            let present: HashSet<&str> =
+                listed.get(uid).into_iter().flatten().map(|listed| listed.id.as_str()).collect();
+            if known.drop_absent(&present, at) {
+                known.publish(uid);
+            }
+        }
+        for (uid, items) in listed {
+            let record = record(&mut pods, &uid);
+            for item in items {
+                if record.wants_look(&item, at) {
+                    record.looking.insert(item.id.clone());
+                    looks.spawn(look(observer.clone(), uid.clone(), item));
+                }
+            }
+        }
+    }
+    if first {
+        // Nobody may act on half a picture: the first one is complete before it is shown.
+        while looks.join_next().await.is_some() {}
+    } else {
+        // One that hangs must not hold up the next relist.
+        looks.detach_all();
+    }
+    observer.shared.relisted.send_replace(Some(at));
+    Ok(())
+}
+
+async fn look(observer: Observer, uid: String, item: Listed) {
+    let result = match &item.sandbox_id {
+        None => observer.look_at_sandbox(&uid, &item.id).await,
+        Some(sandbox_id) => observer.look_at_container(&uid, &item.id, sandbox_id).await,
+    };
+    if let Some(record) = observer.pods().get_mut(&uid) {
+        record.looking.remove(&item.id);
+    }
+    if let Err(error) = result {
+        // The next relist finds the same difference and tries again.
+        debug!(%uid, id = item.id, %error, "look failed");
+    }
+}
+
+impl Record {
+    /// Forget what a list asked for at `at` does not show any more. Tells whether anything went.
+    fn drop_absent(&mut self, present: &HashSet<&str>, at: Instant) -> bool {
+        let before = self.sandboxes.len() + self.containers.len();
+        self.sandboxes.retain(|id, seen| present.contains(id.as_str()) || seen.at >= at);
+        self.containers.retain(|id, seen| present.contains(id.as_str()) || seen.at >= at);
+        before != self.sandboxes.len() + self.containers.len()
+    }
+
+    /// Whether a listed thing differs from what is known, and nobody is looking already.
+    fn wants_look(&self, item: &Listed, at: Instant) -> bool {
+        let known = match item.sandbox_id {
+            None => self.sandboxes.get(&item.id).map(|seen| (seen.at, seen.listed)),
+            Some(_) => self.containers.get(&item.id).map(|seen| (seen.at, seen.listed)),
+        };
+        let changed = known.is_none_or(|(seen, state)| state != item.state && seen < at);
+        changed && !self.looking.contains(&item.id)
+    }
+}
+
+/// Follow the runtime's container events, as hints. Never returns; a runtime without them is asked
+/// only once.
+async fn follow_events(observer: Observer) {
+    loop {
+        let mut events = pin!(observer.runtime.container_events());
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(event) => hint(&observer, event),
+                Err(error) if error.is_unimplemented() => {
+                    debug!("the runtime has no container events, relists alone have to do");
+                    return std::future::pending().await;
+                }
+                Err(error) => debug!(%error, "container events are not to be had"),
+            }
+        }
+        tokio::time::sleep(EVENTS_RETRY).await;
+    }
+}
+
+/// An end that the runtime tells of calls for a look. What a worker did itself, it looks at itself.
+fn hint(observer: &Observer, event: v1::ContainerEventResponse) {
+    if event.container_event_type() != v1::ContainerEventType::ContainerStoppedEvent {
+        return;
+    }
+    let metadata = event.pod_sandbox_status.and_then(|status| status.metadata);
+    let Some(uid) = metadata.map(|metadata| metadata.uid) else { return };
+    let id = event.container_id;
+    let sandbox_id = {
+        let pods = observer.pods();
+        let Some(record) = pods.get(&uid) else { return };
+        match record.containers.get(&id) {
+            Some(seen) => Some(seen.value.sandbox_id.clone()),
+            None if record.sandboxes.contains_key(&id) => None,
+            None => return,
+        }
+    };
+    let listed = Listed { id, state: 0, sandbox_id };
+    tokio::spawn(look(observer.clone(), uid, listed));
+}

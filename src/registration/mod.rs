@@ -1,0 +1,298 @@
+//! This node's object in the API: registers it, keeps its status true, and renews its [`lease`].
+//!
+//! What the status says comes in by the channels of [`channels`]; what the API says of the node
+//! goes out by [`Registration::node`].
+//!
+//! Current limitations: no volumes in use, no devices and no declared features are told.
+
+mod addresses;
+mod inputs;
+mod lease;
+mod machine;
+mod node;
+mod patch;
+mod status;
+#[cfg(test)]
+mod tests;
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeStatus};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::watch_object;
+use kube::{Client, Error as KubeError};
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, info, warn};
+
+pub use self::addresses::{AddressError, resolve as resolve_addresses};
+pub use self::inputs::{Feeds, Inputs, Pressure, RuntimeHealth, channels};
+pub use self::lease::renew as renew_lease;
+pub use self::machine::Machine;
+use self::status::Facts;
+use crate::config::Config;
+use crate::events::{EventType, Recorder, node_reference};
+
+/// Pauses between tries to register.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(7);
+/// When a status that could not be written is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The keeper of the node object.
+pub struct Registration {
+    config: Arc<Config>,
+    recorder: Recorder,
+    inputs: Inputs,
+    machine: Machine,
+    api: Api<Node>,
+    node: watch::Sender<Option<Arc<Node>>>,
+    addresses: Option<Vec<IpAddr>>,
+    unschedulable: bool,
+    next_report: Instant,
+}
+
+impl Registration {
+    /// A keeper that does nothing until it runs.
+    pub fn new(config: Arc<Config>, client: Client, recorder: Recorder, inputs: Inputs) -> Self {
+        Self {
+            config,
+            recorder,
+            inputs,
+            machine: Machine::read(),
+            api: Api::all(client),
+            node: watch::Sender::new(None),
+            addresses: None,
+            unschedulable: false,
+            next_report: Instant::now(),
+        }
+    }
+
+    /// The node object as the apiserver last told it; `None` while it is not known or not there.
+    pub fn node(&self) -> watch::Receiver<Option<Arc<Node>>> {
+        self.node.subscribe()
+    }
+
+    /// Registers the node if it should, then keeps its status. Never ends; drop it to stop.
+    pub async fn run(mut self) {
+        let follow = follow(self.api.clone(), self.config.node_name.clone(), self.node.clone());
+        let keep = async {
+            if self.config.kubelet.register_node {
+                self.register().await;
+            }
+            self.keep().await;
+        };
+        tokio::join!(follow, keep);
+    }
+
+    async fn register(&mut self) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.try_register().await {
+                Ok(node) => {
+                    info!(node = self.config.node_name, "node registered");
+                    return learn(&self.node, node);
+                }
+                Err(error) => warn!(retry = ?pause, "cannot register the node: {error}"),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn try_register(&mut self) -> Result<Node, KubeError> {
+        let status = self.status(&NodeStatus::default()).await;
+        let wanted = node::initial(&self.config, status);
+        match self.api.create(&PostParams::default(), &wanted).await {
+            Err(KubeError::Api(status)) if status.code == 409 || status.code == 403 => {
+                // an earlier daemon, or somebody's hand, has made it: theirs is kept
+                debug!("the node may exist already: {status}");
+            }
+            outcome => return outcome,
+        }
+        let existing = self.api.get(&self.config.node_name).await?;
+        match node::reconcile(&self.config, &existing) {
+            Some(changes) => self.patch(changes).await,
+            None => Ok(existing),
+        }
+    }
+
+    async fn keep(&mut self) {
+        let settings = &self.config.kubelet;
+        let look = settings.node_status_update_frequency.get();
+        let report = settings.node_status_report_frequency.get();
+        let mut next_look = Instant::now();
+        loop {
+            tokio::select! {
+                () = sleep_until(next_look) => {}
+                () = self.inputs.changed() => {}
+            }
+            let outcome = self.update(report).await;
+            next_look = Instant::now() + if outcome.is_ok() { look } else { RETRY.min(look) };
+            if let Err(error) = outcome {
+                warn!("cannot update the node's status: {error}");
+            }
+        }
+    }
+
+    /// Tells the status if there is news, or if it is time for a heartbeat.
+    async fn update(&mut self, report: Duration) -> Result<(), KubeError> {
+        let Some(node) = self.node.borrow().clone() else {
+            debug!("no node object to tell the status of");
+            return Ok(());
+        };
+        if let Some(changes) = node::required(&self.config, &node) {
+            self.patch(changes).await?;
+        }
+        self.note_schedulable(&node);
+        let unknown = NodeStatus::default();
+        let old = node.status.as_ref().unwrap_or(&unknown);
+        let new = self.status(old).await;
+        let news = patch::is_news(old, &new);
+        if !news && Instant::now() < self.next_report {
+            return Ok(());
+        }
+        let changes = Patch::Strategic(patch::status_patch(old, &new));
+        let parameters = PatchParams::default();
+        let told = self.api.patch_status(&self.config.node_name, &parameters, &changes).await?;
+        learn(&self.node, told);
+        self.announce(old, &new);
+        // after news, nodes that changed together are spread over the report interval
+        let spread = if news { 0.5 + random_part() } else { 1.0 };
+        self.next_report = Instant::now() + report.mul_f64(spread);
+        Ok(())
+    }
+
+    async fn patch(&self, changes: Value) -> Result<Node, KubeError> {
+        let changes = Patch::Strategic(changes);
+        let node =
+            self.api.patch(&self.config.node_name, &PatchParams::default(), &changes).await?;
+        learn(&self.node, node.clone());
+        Ok(node)
+    }
+
+    async fn status(&mut self, old: &NodeStatus) -> NodeStatus {
+        self.find_addresses().await;
+        let images = self.inputs.images.borrow().clone();
+        let runtime = self.inputs.runtime.borrow().clone();
+        let pleg = self.inputs.pleg.borrow().clone();
+        let facts = Facts {
+            config: &self.config,
+            machine: &self.machine,
+            disk: machine::disk_capacity(&self.config.root_dir),
+            addresses: self.addresses.as_deref(),
+            runtime: &runtime,
+            pleg: pleg.as_deref(),
+            pressure: *self.inputs.pressure.borrow(),
+            images: &images,
+            now: Timestamp::now(),
+        };
+        status::node_status(old, &facts)
+    }
+
+    /// Finds the node's addresses, once for as long as they are on this host.
+    async fn find_addresses(&mut self) {
+        if self.addresses.as_ref().is_some_and(|known| addresses::are_local(known)) {
+            return;
+        }
+        match resolve_addresses(&self.config.node_ips, &self.config.node_name).await {
+            Ok(addresses) => self.addresses = Some(addresses),
+            Err(error) => warn!("{error}"),
+        }
+    }
+
+    fn event(&self, kind: EventType, reason: &str, message: &str) {
+        self.recorder.event(node_reference(&self.config.node_name), kind, reason, message);
+    }
+
+    fn status_event(&self, reason: &str) {
+        let message = format!("Node {} status is now: {reason}", self.config.node_name);
+        self.event(EventType::Normal, reason, &message);
+    }
+
+    fn note_schedulable(&mut self, node: &Node) {
+        let unschedulable =
+            node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or_default();
+        if unschedulable != self.unschedulable {
+            self.unschedulable = unschedulable;
+            self.status_event(if unschedulable { "NodeNotSchedulable" } else { "NodeSchedulable" });
+        }
+    }
+
+    fn announce(&self, old: &NodeStatus, new: &NodeStatus) {
+        transitions(old, new).into_iter().for_each(|reason| self.status_event(reason));
+        let boot_id = |status: &NodeStatus| {
+            status.node_info.as_ref().map(|info| info.boot_id.clone()).filter(|id| !id.is_empty())
+        };
+        if let (Some(before), Some(now)) = (boot_id(old), boot_id(new))
+            && before != now
+        {
+            let name = &self.config.node_name;
+            let message = format!("Node {name} has been rebooted, boot id: {now}");
+            self.event(EventType::Warning, "Rebooted", &message);
+        }
+    }
+}
+
+/// The reasons of the events that tell how conditions changed.
+fn transitions(old: &NodeStatus, new: &NodeStatus) -> Vec<&'static str> {
+    let find = |status: &NodeStatus, type_: &str| -> Option<NodeCondition> {
+        status.conditions.iter().flatten().find(|condition| condition.type_ == type_).cloned()
+    };
+    [
+        ("MemoryPressure", "NodeHasInsufficientMemory", "NodeHasSufficientMemory"),
+        ("DiskPressure", "NodeHasDiskPressure", "NodeHasNoDiskPressure"),
+        ("PIDPressure", "NodeHasInsufficientPID", "NodeHasSufficientPID"),
+        ("Ready", "NodeReady", "NodeNotReady"),
+    ]
+    .into_iter()
+    .filter_map(|(type_, when_true, when_false)| {
+        let before = find(old, type_).map(|condition| condition.status);
+        let now = find(new, type_)?.status;
+        // a node that is made is not ready at first, which is no news
+        let is_news = before.as_ref().map_or(type_ != "Ready", |before| *before != now);
+        is_news.then_some(if now == "True" { when_true } else { when_false })
+    })
+    .collect()
+}
+
+/// Follows the node object by a watch, for as long as it is polled.
+async fn follow(api: Api<Node>, name: String, known: watch::Sender<Option<Arc<Node>>>) {
+    let mut stream = Box::pin(watch_object(api, &name).default_backoff());
+    while let Some(event) = stream.next().await {
+        match event {
+            Ok(Some(node)) => learn(&known, node),
+            Ok(None) => {
+                known.send_replace(None);
+            }
+            Err(error) => debug!("watch of the node interrupted: {error}"),
+        }
+    }
+}
+
+/// Takes up a node object unless a newer one is known: answers and watch events cross each other.
+fn learn(known: &watch::Sender<Option<Arc<Node>>>, node: Node) {
+    let version = |node: &Node| node.metadata.resource_version.as_deref()?.parse::<u64>().ok();
+    known.send_if_modified(|current| {
+        let newer = match current {
+            Some(old) if old.metadata.uid == node.metadata.uid => version(old) < version(&node),
+            _ => true,
+        };
+        if newer {
+            *current = Some(Arc::new(node));
+        }
+        newer
+    });
+}
+
+/// A number from 0 to 1, good enough to spread load.
+fn random_part() -> f64 {
+    f64::from(RandomState::new().hash_one(0) as u32) / f64::from(u32::MAX)
+}

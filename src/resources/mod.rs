@@ -1,0 +1,3 @@
+//! What the node gives its pods, by the kernel's means.
+
+pub mod cgroups;

@@ -1,0 +1,56 @@
+//! Events about pods and their containers.
+
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use longshore_pod::spec::{self, ContainerKind};
+
+use crate::events::{EventType, Recorder};
+
+/// Tells events. Cheap to clone; never waits.
+#[derive(Clone, Debug)]
+pub struct Announcer(Recorder);
+
+impl Announcer {
+    /// Announce through that recorder.
+    pub fn new(recorder: Recorder) -> Self {
+        Self(recorder)
+    }
+
+    /// An event about the pod as a whole.
+    pub fn pod(&self, pod: &Pod, warning: bool, reason: &str, message: &str) {
+        self.event(pod, None, warning, reason, message);
+    }
+
+    /// An event about one container, which it names by its field path.
+    pub fn container(
+        &self,
+        pod: &Pod,
+        kind: ContainerKind,
+        name: &str,
+        warning: bool,
+        reason: &str,
+        message: &str,
+    ) {
+        self.event(pod, Some(spec::field_path(kind, name)), warning, reason, message);
+    }
+
+    fn event(
+        &self,
+        pod: &Pod,
+        field_path: Option<String>,
+        warning: bool,
+        reason: &str,
+        message: &str,
+    ) {
+        let about = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            name: pod.metadata.name.clone(),
+            namespace: pod.metadata.namespace.clone(),
+            uid: pod.metadata.uid.clone(),
+            resource_version: pod.metadata.resource_version.clone(),
+            field_path,
+        };
+        let kind = if warning { EventType::Warning } else { EventType::Normal };
+        self.0.event(about, kind, reason, message);
+    }
+}

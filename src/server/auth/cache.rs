@@ -1,0 +1,67 @@
+//! Answers of the apiserver, kept for a while and in bounded number.
+
+use std::borrow::Borrow;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A map whose entries end after a while.
+pub(super) struct Cache<K, V> {
+    entries: Mutex<HashMap<K, (Instant, V)>>,
+    most: usize,
+}
+
+impl<K: Eq + Hash + Clone, V: Clone> Cache<K, V> {
+    pub(super) fn new(most: usize) -> Self {
+        Self { entries: Mutex::default(), most }
+    }
+
+    pub(super) fn get<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+    {
+        let entries = self.entries();
+        let (ends, value) = entries.get(key)?;
+        (Instant::now() < *ends).then(|| value.clone())
+    }
+
+    pub(super) fn insert(&self, key: K, value: V, life: Duration) {
+        let now = Instant::now();
+        let mut entries = self.entries();
+        if entries.len() >= self.most {
+            entries.retain(|_, (ends, _)| now < *ends);
+        }
+        if entries.len() >= self.most {
+            // all are still good: the one that ends first has the least left to give
+            let first =
+                entries.iter().min_by_key(|(_, (ends, _))| *ends).map(|(key, _)| key.clone());
+            first.map(|first| entries.remove(&first));
+        }
+        entries.insert(key, (now + life, value));
+    }
+
+    fn entries(&self) -> MutexGuard<'_, HashMap<K, (Instant, V)>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_end_and_are_few() {
+        let cache: Cache<String, u32> = Cache::new(3);
+        cache.insert("gone".into(), 0, Duration::ZERO);
+        assert_eq!(cache.get("gone"), None);
+        for n in 1..=5u32 {
+            cache.insert(n.to_string(), n, Duration::from_secs(100 + u64::from(n)));
+        }
+        assert_eq!(
+            ["1", "2", "3", "4", "5"].map(|key| cache.get(key)),
+            [None, None, Some(3), Some(4), Some(5)]
+        );
+        assert_eq!(cache.entries().len(), 3);
+    }
+}

@@ -1,0 +1,306 @@
+//! Who asks (client certificate, bearer token, anonymous) and whether they may (`nodes/…` in the
+//! API's own authorization).
+
+mod cache;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header::AUTHORIZATION;
+use axum::http::{Method, Request, StatusCode};
+use axum::middleware::Next;
+use axum::response::Response;
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+};
+use kube::api::{Api, PostParams};
+use kube::{Client, Error as KubeError};
+use tracing::{debug, warn};
+
+use self::cache::Cache;
+use super::Refusal;
+use crate::config::Config;
+
+/// Answers remembered of each kind.
+const REMEMBERED: usize = 4096;
+
+/// Somebody who asks.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(super) struct User {
+    name: String,
+    uid: String,
+    groups: Vec<String>,
+    extra: BTreeMap<String, Vec<String>>,
+}
+
+impl User {
+    /// A user with a proof, which makes them a member of one more group.
+    pub(super) fn authenticated(name: String, mut groups: Vec<String>) -> Self {
+        let all = "system:authenticated".to_owned();
+        if !groups.contains(&all) {
+            groups.push(all);
+        }
+        Self { name, groups, ..Self::default() }
+    }
+
+    fn anonymous() -> Self {
+        let groups = vec!["system:unauthenticated".to_owned()];
+        Self { name: "system:anonymous".to_owned(), groups, ..Self::default() }
+    }
+}
+
+/// The other end of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Peer {
+    /// By its certificate.
+    pub(super) certified: Option<User>,
+}
+
+/// What a request shows of who sent it.
+enum Proof {
+    Certificate(User),
+    Token(String),
+    None,
+}
+
+impl Proof {
+    fn of(request: &Request<Body>) -> Self {
+        let peer = request.extensions().get::<Arc<Peer>>();
+        if let Some(user) = peer.and_then(|peer| peer.certified.clone()) {
+            return Self::Certificate(user);
+        }
+        let header = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        match header.and_then(|value| value.split_once(' ')) {
+            Some((scheme, token))
+                if scheme.eq_ignore_ascii_case("bearer") && !token.trim().is_empty() =>
+            {
+                Self::Token(token.trim().to_owned())
+            }
+            _ => Self::None,
+        }
+    }
+}
+
+/// Decides on every request.
+pub(super) struct Auth {
+    node: String,
+    anonymous: bool,
+    /// Asks the apiserver about tokens.
+    tokens: Option<Client>,
+    /// Asks the apiserver for leave; `None`: everybody may.
+    reviews: Option<Client>,
+    token_cache: Cache<String, Option<User>>,
+    token_life: Duration,
+    leave_cache: Cache<(User, &'static str, &'static str), bool>,
+    leave_lives: (Duration, Duration),
+}
+
+/// The settings ask for an apiserver's word where there is no apiserver.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} needs a kubeconfig")]
+pub struct NoApiserver(&'static str);
+
+impl Auth {
+    pub(super) fn new(config: &Config, client: Option<&Client>) -> Result<Self, NoApiserver> {
+        let (authentication, authorization) =
+            (&config.kubelet.authentication, &config.kubelet.authorization);
+        let needed = |wanted: bool, field| match (wanted, client) {
+            (true, None) => Err(NoApiserver(field)),
+            (true, Some(client)) => Ok(Some(client.clone())),
+            (false, _) => Ok(None),
+        };
+        let lives = &authorization.webhook;
+        Ok(Self {
+            node: config.node_name.clone(),
+            anonymous: authentication.anonymous.enabled,
+            tokens: needed(authentication.webhook.enabled, "authentication.webhook.enabled")?,
+            reviews: needed(authorization.mode == "Webhook", "authorization.mode Webhook")?,
+            token_cache: Cache::new(REMEMBERED),
+            token_life: authentication.webhook.cache_ttl.get(),
+            leave_cache: Cache::new(REMEMBERED),
+            leave_lives: (lives.cache_authorized_ttl.get(), lives.cache_unauthorized_ttl.get()),
+        })
+    }
+
+    /// The user with that proof; `None`: nobody that may come in.
+    async fn user(&self, proof: Proof) -> Option<User> {
+        match (proof, &self.tokens) {
+            (Proof::Certificate(user), _) => Some(user),
+            // a token that is no good does not fall back to being nobody in particular
+            (Proof::Token(token), Some(client)) => self.holder(client, &token).await,
+            (Proof::Token(_) | Proof::None, _) => self.anonymous.then(User::anonymous),
+        }
+    }
+
+    async fn holder(&self, client: &Client, token: &str) -> Option<User> {
+        if let Some(known) = self.token_cache.get(token) {
+            return known;
+        }
+        match review_token(client, token).await {
+            Ok(user) => {
+                self.token_cache.insert(token.to_owned(), user.clone(), self.token_life);
+                user
+            }
+            Err(error) => {
+                warn!("cannot ask the apiserver about a token: {error}");
+                None
+            }
+        }
+    }
+
+    /// Whether the user may do that with any of the node's subresources.
+    async fn may(
+        &self,
+        user: &User,
+        verb: &'static str,
+        subresources: &[&'static str],
+    ) -> Result<bool, KubeError> {
+        let Some(client) = &self.reviews else { return Ok(true) };
+        for subresource in subresources {
+            let key = (user.clone(), verb, *subresource);
+            let allowed = match self.leave_cache.get(&key) {
+                Some(known) => known,
+                None => {
+                    let allowed = self.review_access(client, user, verb, subresource).await?;
+                    let life = if allowed { self.leave_lives.0 } else { self.leave_lives.1 };
+                    self.leave_cache.insert(key, allowed, life);
+                    allowed
+                }
+            };
+            if allowed {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    async fn review_access(
+        &self,
+        client: &Client,
+        user: &User,
+        verb: &str,
+        subresource: &str,
+    ) -> Result<bool, KubeError> {
+        let review = SubjectAccessReview {
+            spec: SubjectAccessReviewSpec {
+                user: Some(user.name.clone()),
+                uid: Some(user.uid.clone()).filter(|uid| !uid.is_empty()),
+                groups: Some(user.groups.clone()),
+                extra: Some(user.extra.clone()).filter(|extra| !extra.is_empty()),
+                resource_attributes: Some(ResourceAttributes {
+                    verb: Some(verb.to_owned()),
+                    version: Some("v1".to_owned()),
+                    resource: Some("nodes".to_owned()),
+                    subresource: Some(subresource.to_owned()),
+                    name: Some(self.node.clone()),
+                    ..ResourceAttributes::default()
+                }),
+                ..SubjectAccessReviewSpec::default()
+            },
+            ..SubjectAccessReview::default()
+        };
+        let answer = Api::all(client.clone()).create(&PostParams::default(), &review).await?;
+        Ok(answer.status.is_some_and(|status| status.allowed && status.denied != Some(true)))
+    }
+}
+
+async fn review_token(client: &Client, token: &str) -> Result<Option<User>, KubeError> {
+    let review = TokenReview {
+        spec: TokenReviewSpec { token: token.to_owned(), audiences: None },
+        ..TokenReview::default()
+    };
+    let answer = Api::all(client.clone()).create(&PostParams::default(), &review).await?;
+    let status = answer.status.unwrap_or_default();
+    if status.authenticated != Some(true) {
+        return Ok(None);
+    }
+    let user = status.user.unwrap_or_default();
+    Ok(Some(User {
+        uid: user.uid.unwrap_or_default(),
+        extra: user.extra.unwrap_or_default(),
+        ..User::authenticated(user.username.unwrap_or_default(), user.groups.unwrap_or_default())
+    }))
+}
+
+/// The gate before every route.
+pub(super) async fn gate(
+    State(auth): State<Arc<Auth>>,
+    request: Request<Body>,
+    next: Next,
+) -> Result<Response, Refusal> {
+    let Some(user) = auth.user(Proof::of(&request)).await else {
+        return Err(Refusal(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned()));
+    };
+    let verb = verb(request.method());
+    let subresources = subresources(request.uri().path());
+    let attributes = |subresources: &str| {
+        format!("(user={}, verb={verb}, resource=nodes, {subresources})", user.name)
+    };
+    match auth.may(&user, verb, subresources).await {
+        Ok(true) => Ok(next.run(request).await),
+        Ok(false) => {
+            debug!(user = user.name, verb, ?subresources, "forbidden");
+            let asked = attributes(&format!("subresource(s)=[{}]", subresources.join(" ")));
+            Err(Refusal(StatusCode::FORBIDDEN, format!("Forbidden {asked}\n")))
+        }
+        Err(error) => {
+            warn!("cannot ask the apiserver for leave: {error}");
+            let asked = attributes(&format!("subresource={}", subresources.first().unwrap_or(&"")));
+            Err(Refusal(StatusCode::INTERNAL_SERVER_ERROR, format!("Authorization error {asked}")))
+        }
+    }
+}
+
+fn verb(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "get",
+        Method::POST => "create",
+        Method::PUT => "update",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        _ => "",
+    }
+}
+
+/// What leave a path takes: the fine-grained one, then the one for everything.
+fn subresources(path: &str) -> &'static [&'static str] {
+    match path.split('/').nth(1).unwrap_or_default() {
+        "pods" | "runningpods" => &["pods", "proxy"],
+        "healthz" => &["healthz", "proxy"],
+        "configz" => &["configz", "proxy"],
+        "stats" => &["stats"],
+        "metrics" => &["metrics"],
+        "logs" => &["log"],
+        "checkpoint" => &["checkpoint"],
+        "statusz" => &["statusz"],
+        "flagz" => &["configz"],
+        _ => &["proxy"],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_path_has_its_leave() {
+        for (path, expected) in [
+            ("/pods", &["pods", "proxy"][..]),
+            ("/pods/", &["pods", "proxy"]),
+            ("/podsx", &["proxy"]),
+            ("/healthz/syncloop", &["healthz", "proxy"]),
+            ("/metrics/cadvisor", &["metrics"]),
+            ("/stats/summary", &["stats"]),
+            ("/logs/", &["log"]),
+            ("/containerLogs/a/b/c", &["proxy"]),
+            ("/", &["proxy"]),
+            ("", &["proxy"]),
+        ] {
+            assert_eq!(subresources(path), expected, "{path}");
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The directory of manifests of static pods (or one file), looked at when the kernel says that
+//! something changed there, and from time to time all the same.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures::StreamExt;
+use inotify::{Inotify, WatchMask};
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::mpsc::Sender;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tracing::{info, warn};
+
+use super::{Source, Update, manifest};
+
+/// An editor writes a file in several steps; one look after the last is enough.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// Tells of a manifest that gives no pod: its file, and field and reason.
+pub type Complain = Box<dyn Fn(&Path, &str) + Send>;
+
+/// Follow the manifests until nobody listens any more.
+pub async fn watch_manifests(
+    path: PathBuf,
+    node_name: String,
+    period: Duration,
+    complain: Complain,
+    updates: Sender<(Source, Update)>,
+) {
+    let mut scanner = Scanner {
+        path: path.clone(),
+        node_name,
+        complain,
+        known: HashMap::new(),
+        twins: HashSet::new(),
+    };
+    let mut ticks = interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut changes = changes(&path);
+    let mut told: Option<Vec<Pod>> = None;
+    loop {
+        let pods = scanner.scan();
+        if told.as_ref() != Some(&pods) {
+            told = Some(pods.clone());
+            if updates.send((Source::File, Update::Snapshot(pods))).await.is_err() {
+                return;
+            }
+        }
+        let changed = async {
+            match &mut changes {
+                Some(changes) => changes.next().await.is_some(),
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = ticks.tick() => {
+                // A directory that was made later, or again, is watched from then on.
+                if changes.is_none() || !path.exists() {
+                    changes = self::changes(&path);
+                }
+            }
+            alive = changed => {
+                if !alive {
+                    changes = None;
+                }
+                sleep(SETTLE).await;
+            }
+        }
+    }
+}
+
+/// The kernel's word that something changed; `None` while there is nothing to watch.
+fn changes(path: &Path) -> Option<inotify::EventStream<[u8; 1024]>> {
+    let inotify = Inotify::init().ok()?;
+    let mask = WatchMask::CREATE
+        | WatchMask::MODIFY
+        | WatchMask::CLOSE_WRITE
+        | WatchMask::DELETE
+        | WatchMask::MOVE
+        | WatchMask::DELETE_SELF;
+    inotify.watches().add(path, mask).ok()?;
+    inotify.into_event_stream([0; 1024]).ok()
+}
+
+/// What a file gave when it was last read, and of which content.
+struct Known {
+    content: Vec<u8>,
+    result: Result<Pod, manifest::Error>,
+}
+
+struct Scanner {
+    path: PathBuf,
+    node_name: String,
+    complain: Complain,
+    known: HashMap<PathBuf, Known>,
+    /// Files whose pod another file describes already.
+    twins: HashSet<PathBuf>,
+}
+
+impl Scanner {
+    /// All pods that the manifests give, in the order of their files.
+    fn scan(&mut self) -> Vec<Pod> {
+        let files = match self.files() {
+            Ok(files) => files,
+            Err(error) => {
+                warn!(path = %self.path.display(), %error, "manifests cannot be read");
+                Vec::new()
+            }
+        };
+        self.known.retain(|file, _| files.contains(file));
+        let mut pods: Vec<Pod> = Vec::new();
+        let mut twins = HashSet::new();
+        for file in files {
+            self.read(&file);
+            let Some(Ok(pod)) = self.known.get(&file).map(|known| known.result.as_ref()) else {
+                continue;
+            };
+            let twin = |other: &&Pod| {
+                other.metadata.uid == pod.metadata.uid
+                    || (&other.metadata.name, &other.metadata.namespace)
+                        == (&pod.metadata.name, &pod.metadata.namespace)
+            };
+            match pods.iter().find(twin) {
+                None => pods.push(pod.clone()),
+                Some(_) => {
+                    if !self.twins.contains(&file) {
+                        let reason = "another manifest has the same name, namespace or UID";
+                        (self.complain)(&file, &format!("metadata.name: {reason}"));
+                    }
+                    twins.insert(file);
+                }
+            }
+        }
+        self.twins = twins;
+        pods
+    }
+
+    /// Read a file, unless it is as it was.
+    fn read(&mut self, file: &Path) {
+        let content = match content(file) {
+            Ok(content) => content,
+            Err(error) => return self.note(file, Vec::new(), Err(error)),
+        };
+        if self.known.get(file).is_some_and(|known| known.content == content) {
+            return;
+        }
+        let result = manifest::parse(&content, file, &self.node_name);
+        self.note(file, content, result);
+    }
+
+    /// Keep a result. A complaint is made once for each content.
+    fn note(&mut self, file: &Path, content: Vec<u8>, result: Result<Pod, manifest::Error>) {
+        let same = self.known.get(file).is_some_and(|known| known.result == result);
+        match &result {
+            Err(error) if !same => (self.complain)(file, &error.to_string()),
+            Ok(pod) if !same => {
+                info!(file = %file.display(), pod = pod.metadata.name, "static pod")
+            }
+            _ => {}
+        }
+        self.known.insert(file.to_owned(), Known { content, result });
+    }
+
+    fn files(&self) -> std::io::Result<Vec<PathBuf>> {
+        let metadata = match std::fs::metadata(&self.path) {
+            Ok(metadata) => metadata,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        if metadata.is_file() {
+            return Ok(vec![self.path.clone()]);
+        }
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(&self.path)? {
+            let path = entry?.path();
+            let hidden =
+                path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+            if !hidden && path.is_file() {
+                files.push(path);
+            }
+        }
+        files.sort();
+        Ok(files)
+    }
+}
+
+fn content(file: &Path) -> Result<Vec<u8>, manifest::Error> {
+    let read = |error: std::io::Error| manifest::Error::Read(error.to_string());
+    let size = std::fs::metadata(file).map_err(read)?.len();
+    if size > manifest::MAX_BYTES {
+        return Err(manifest::Error::TooLarge);
+    }
+    std::fs::read(file).map_err(read)
+}

@@ -1,0 +1,230 @@
+//! One manifest: from bytes to a static pod of this node, or a reason that names the field.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::Pod;
+use longshore_pod::{Timestamp, spec};
+use sha2::{Digest, Sha256};
+
+use super::defaults;
+
+/// A manifest larger than this is none.
+pub(super) const MAX_BYTES: u64 = 10 << 20;
+
+/// Why a manifest gives no pod.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Error {
+    #[error("cannot be read: {0}")]
+    Read(String),
+    #[error("is larger than {MAX_BYTES} bytes")]
+    TooLarge,
+    #[error("is not a manifest: {0}")]
+    Syntax(String),
+    #[error("{field}: {reason}")]
+    Field { field: String, reason: String },
+}
+
+fn field(field: impl Into<String>, reason: impl Into<String>) -> Error {
+    Error::Field { field: field.into(), reason: reason.into() }
+}
+
+/// The static pod that a manifest describes.
+///
+/// Its UID follows from the node, the file and the content: the same manifest is the same pod
+/// after a restart, an edited one is another.
+pub(super) fn parse(bytes: &[u8], file: &Path, node_name: &str) -> Result<Pod, Error> {
+    let text = std::str::from_utf8(bytes).map_err(|error| Error::Syntax(error.to_string()))?;
+    let mut pod: Pod = serde_saphyr::from_str(text)
+        .map_err(|error| Error::Syntax(first_line(&error.to_string())))?;
+    validate(&pod)?;
+    let name = spec::name(&pod).to_owned();
+    let metadata = &mut pod.metadata;
+    metadata.name = Some(format!("{name}-{}", node_name.to_lowercase()));
+    metadata.namespace.get_or_insert_with(|| "default".to_owned());
+    metadata.deletion_timestamp = None;
+    metadata.deletion_grace_period_seconds = None;
+    metadata.resource_version = None;
+    pod.status = None;
+    if let Some(spec) = &mut pod.spec {
+        spec.node_name = Some(node_name.to_owned());
+    }
+    defaults::apply(&mut pod);
+
+    let hash = digest(&pod, file, node_name)?;
+    let given = pod.metadata.uid.take().filter(|uid| !uid.is_empty());
+    pod.metadata.uid = Some(given.unwrap_or_else(|| hash.clone()));
+    let annotations = pod.metadata.annotations.get_or_insert_with(BTreeMap::new);
+    annotations.insert(spec::SOURCE_ANNOTATION.to_owned(), "file".to_owned());
+    annotations.insert(spec::HASH_ANNOTATION.to_owned(), hash);
+    annotations.insert(spec::SEEN_ANNOTATION.to_owned(), Timestamp::now().to_string());
+    Ok(pod)
+}
+
+fn digest(pod: &Pod, file: &Path, node_name: &str) -> Result<String, Error> {
+    let json = serde_json::to_vec(pod).map_err(|error| Error::Syntax(error.to_string()))?;
+    let mut hasher = Sha256::new();
+    hasher.update(json);
+    hasher.update(node_name);
+    hasher.update(file.as_os_str().as_encoded_bytes());
+    // 32 digits, as UIDs of static pods have always had.
+    Ok(hasher.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn validate(pod: &Pod) -> Result<(), Error> {
+    let name = spec::name(pod);
+    if name.is_empty() {
+        return Err(field("metadata.name", "required"));
+    }
+    if !is_subdomain(name) {
+        return Err(field("metadata.name", format!("{name:?} is no DNS subdomain name")));
+    }
+    if let Some(namespace) = pod.metadata.namespace.as_deref().filter(|n| !is_subdomain(n)) {
+        return Err(field("metadata.namespace", format!("{namespace:?} is no DNS name")));
+    }
+    let Some(pod_spec) = &pod.spec else { return Err(field("spec", "required")) };
+    if pod_spec.containers.is_empty() {
+        return Err(field("spec.containers", "required: a pod has at least one container"));
+    }
+    let mut names = HashSet::new();
+    let lists = [
+        ("spec.initContainers", spec::init_containers(pod_spec)),
+        ("spec.containers", &pod_spec.containers),
+    ];
+    for (list, containers) in lists {
+        for (index, container) in containers.iter().enumerate() {
+            let at = |part: &str| format!("{list}[{index}].{part}");
+            if container.name.is_empty() {
+                return Err(field(at("name"), "required"));
+            }
+            if !is_subdomain(&container.name) || container.name.contains('.') {
+                return Err(field(at("name"), format!("{:?} is no DNS label", container.name)));
+            }
+            if !names.insert(container.name.as_str()) {
+                return Err(field(at("name"), format!("duplicate value {:?}", container.name)));
+            }
+            if container.image.as_deref().unwrap_or_default().is_empty() {
+                return Err(field(at("image"), "required"));
+            }
+        }
+    }
+    match pod_spec.restart_policy.as_deref() {
+        None | Some("Always" | "OnFailure" | "Never") => {}
+        Some(other) => {
+            return Err(field(
+                "spec.restartPolicy",
+                format!("{other:?} is none of Always, OnFailure, Never"),
+            ));
+        }
+    }
+    refuse_references(pod_spec)
+}
+
+/// A static pod must not depend on objects of the apiserver.
+fn refuse_references(pod_spec: &k8s_openapi::api::core::v1::PodSpec) -> Result<(), Error> {
+    if pod_spec.service_account_name.as_deref().is_some_and(|name| !name.is_empty()) {
+        return Err(field(
+            "spec.serviceAccountName",
+            "a static pod may not reference an API object",
+        ));
+    }
+    for (index, volume) in pod_spec.volumes.iter().flatten().enumerate() {
+        if volume.secret.is_some()
+            || volume.config_map.is_some()
+            || volume.persistent_volume_claim.is_some()
+        {
+            return Err(field(
+                format!("spec.volumes[{index}]"),
+                "a static pod may not reference an API object",
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn is_subdomain(name: &str) -> bool {
+    let label = |label: &str| {
+        !label.is_empty()
+            && label.len() <= 63
+            && label.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    name.len() <= 253 && name.split('.').all(label)
+}
+
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers:\n  - {name: c, image: busybox}\n";
+
+    fn parsed(text: &str) -> Result<Pod, Error> {
+        parse(text.as_bytes(), Path::new("/manifests/web.yaml"), "Node1")
+    }
+
+    #[test]
+    fn a_manifest_becomes_a_static_pod_of_this_node() {
+        let pod = parsed(GOOD).expect("good");
+        assert_eq!(spec::name(&pod), "web-node1");
+        assert_eq!(spec::namespace(&pod), "default");
+        assert_eq!(spec::uid(&pod).len(), 32);
+        assert!(spec::is_static(&pod) && !spec::is_mirror(&pod));
+        let again = parsed(GOOD).expect("good");
+        assert_eq!(spec::uid(&again), spec::uid(&pod), "the same manifest is the same pod");
+        let edited = parsed(&GOOD.replace("busybox", "busybox:2")).expect("good");
+        assert_ne!(spec::uid(&edited), spec::uid(&pod), "an edited manifest is another pod");
+    }
+
+    #[test]
+    fn json_is_yaml() {
+        let json = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"c","image":"i:1"}]}}"#;
+        assert!(parsed(json).is_ok());
+    }
+
+    #[test]
+    fn bad_manifests_name_field_and_reason() {
+        for (text, expected) in [
+            (": {", "is not a manifest"),
+            ("apiVersion: v1\nkind: Service\nmetadata: {name: web}", "kind"),
+            (
+                "apiVersion: v1\nkind: Pod\nmetadata: {}\nspec: {containers: [{name: c, image: i}]}",
+                "metadata.name",
+            ),
+            (
+                "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: []}",
+                "spec.containers",
+            ),
+            ("apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {}", "containers"),
+            (
+                "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: c, image: i}, {name: c, image: i}]}",
+                "spec.containers[1].name: duplicate value",
+            ),
+            (
+                "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: c}]}",
+                "spec.containers[0].image",
+            ),
+            (
+                "apiVersion: v1\nkind: Pod\nmetadata: {name: W_eb}\nspec: {containers: [{name: c, image: i}]}",
+                "metadata.name",
+            ),
+        ] {
+            let error = parsed(text).expect_err(text).to_string();
+            assert!(error.contains(expected), "{text}\n→ {error}\nwanted {expected}");
+        }
+    }
+
+    #[test]
+    fn an_alias_bomb_is_refused_and_does_not_grow() {
+        let mut bomb = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x]\n");
+        for level in 1..12 {
+            let refs = vec![format!("*a{}", level - 1); 9].join(",");
+            bomb.push_str(&format!("a{level}: &a{level} [{refs}]\n"));
+        }
+        assert!(parsed(&bomb).is_err());
+    }
+}

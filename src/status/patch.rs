@@ -1,0 +1,105 @@
+//! The strategic merge patch that turns one pod status into another.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::PodStatus;
+use serde_json::{Map, Value, json};
+
+/// The patch of an object with that UID; `None` if nothing differs.
+///
+/// Only what changed is sent, and conditions one by one: others own conditions too.
+pub(super) fn between(uid: &str, old: &PodStatus, new: &PodStatus) -> Option<Value> {
+    let (old, new) = (fields(old), fields(new));
+    let mut status = Map::new();
+    let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    for key in keys {
+        let (before, after) = (old.get(key), new.get(key));
+        if before == after {
+            continue;
+        }
+        let value = match (key.as_str(), after) {
+            ("conditions", after) => conditions(before, after),
+            // Merged by address otherwise, so that an old one would stay for ever.
+            ("podIPs" | "hostIPs", Some(Value::Array(list))) => {
+                let mut list = list.clone();
+                list.push(json!({"$patch": "replace"}));
+                Value::Array(list)
+            }
+            (_, Some(value)) => value.clone(),
+            (_, None) => Value::Null,
+        };
+        status.insert(key.clone(), value);
+    }
+    (!status.is_empty()).then(|| json!({"metadata": {"uid": uid}, "status": status}))
+}
+
+fn fields(status: &PodStatus) -> Map<String, Value> {
+    match serde_json::to_value(status) {
+        Ok(Value::Object(fields)) => fields,
+        // A PodStatus is an object, and it has no key that JSON could not take.
+        _ => Map::new(),
+    }
+}
+
+fn conditions(before: Option<&Value>, after: Option<&Value>) -> Value {
+    let list = |value: Option<&Value>| value.and_then(Value::as_array).cloned().unwrap_or_default();
+    let (before, after) = (list(before), list(after));
+    Value::Array(
+        after.into_iter().filter(|condition| !before.contains(condition)).map(complete).collect(),
+    )
+}
+
+/// A condition that lost its reason or message has to say so: a merge keeps what is not named.
+fn complete(mut condition: Value) -> Value {
+    if let Value::Object(fields) = &mut condition {
+        for key in ["reason", "message"] {
+            fields.entry(key).or_insert(Value::Null);
+        }
+    }
+    condition
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::{PodCondition, PodIP};
+
+    use super::*;
+
+    fn condition(type_: &str, status: &str) -> PodCondition {
+        PodCondition { type_: type_.into(), status: status.into(), ..PodCondition::default() }
+    }
+
+    #[test]
+    fn equal_statuses_need_no_patch() {
+        let status = PodStatus { phase: Some("Running".into()), ..PodStatus::default() };
+        assert_eq!(between("u", &status, &status), None);
+    }
+
+    #[test]
+    fn only_changes_are_sent_and_what_went_is_nulled() {
+        let old = PodStatus {
+            phase: Some("Pending".into()),
+            reason: Some("Because".into()),
+            host_ip: Some("10.0.0.1".into()),
+            conditions: Some(vec![condition("A", "False"), condition("B", "True")]),
+            ..PodStatus::default()
+        };
+        let new = PodStatus {
+            phase: Some("Running".into()),
+            host_ip: Some("10.0.0.1".into()),
+            pod_ips: Some(vec![PodIP { ip: "10.1.0.2".into() }]),
+            conditions: Some(vec![condition("A", "True"), condition("B", "True")]),
+            ..PodStatus::default()
+        };
+        let expected = json!({
+            "metadata": {"uid": "u"},
+            "status": {
+                "phase": "Running",
+                "reason": null,
+                "podIPs": [{"ip": "10.1.0.2"}, {"$patch": "replace"}],
+                "conditions": [{"type": "A", "status": "True", "reason": null, "message": null}],
+            },
+        });
+        assert_eq!(between("u", &old, &new), Some(expected));
+    }
+}

@@ -1,0 +1,78 @@
+//! What the node's server may see of the rest of the daemon: pods with their latest status, logs,
+//! and whether the workers' pool still turns.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::Pod;
+use longshore_pod::spec;
+use tokio::sync::watch;
+
+use crate::desired::Desired;
+use crate::observe::Observer;
+use crate::server::Host;
+use crate::status::StatusWriter;
+
+/// A pool that has not turned for this long is stuck.
+const STUCK: Duration = Duration::from_secs(120);
+
+/// Read handles, put together for the server.
+pub struct View {
+    desired: Desired,
+    status: StatusWriter,
+    observer: Observer,
+    pulse: watch::Receiver<Instant>,
+}
+
+impl View {
+    /// A view through these handles; `pulse` is when the pool turned last.
+    pub fn new(
+        desired: Desired,
+        status: StatusWriter,
+        observer: Observer,
+        pulse: watch::Receiver<Instant>,
+    ) -> Self {
+        Self { desired, status, observer, pulse }
+    }
+
+    fn with_status(&self, pod: Arc<Pod>) -> Arc<Pod> {
+        match self.status.latest(spec::uid(&pod)) {
+            Some(status) => Arc::new(Pod { status: Some(status), ..Pod::clone(&pod) }),
+            None => pod,
+        }
+    }
+}
+
+impl Host for View {
+    fn pods(&self) -> Vec<Arc<Pod>> {
+        self.desired.pods().into_iter().map(|pod| self.with_status(pod)).collect()
+    }
+
+    fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
+        self.desired.pod_by_name(namespace, name).map(|pod| self.with_status(pod))
+    }
+
+    fn log_path<'a>(&'a self, container_id: &'a str) -> BoxFuture<'a, Result<PathBuf, String>> {
+        Box::pin(async move {
+            let container = self.observer.container(container_id);
+            let path =
+                container.map(|container| container.log_path).filter(|path| !path.is_empty());
+            path.map(PathBuf::from)
+                .ok_or_else(|| format!("unable to retrieve container logs for {container_id}"))
+        })
+    }
+
+    fn is_running(&self, container_id: &str) -> bool {
+        self.observer.container(container_id).is_some_and(|container| container.is_running())
+    }
+
+    fn healthy(&self) -> Result<(), String> {
+        let age = self.pulse.borrow().elapsed();
+        match age < STUCK {
+            true => Ok(()),
+            false => Err(format!("the pod workers' loop has not turned for {} s", age.as_secs())),
+        }
+    }
+}

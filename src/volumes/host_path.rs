@@ -1,0 +1,73 @@
+//! Paths of the host, checked to be what the pod expects and made if it says so.
+
+use std::fs::{self, FileType, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Component, Path};
+
+use k8s_openapi::api::core::v1::HostPathVolumeSource;
+
+use super::error::Error;
+
+/// Checks a host path against its type, and makes it for the `…OrCreate` types. Links are followed
+/// as everywhere on the host. Blocks as long as the file system does.
+pub(super) fn set_up(source: &HostPathVolumeSource) -> Result<(), Error> {
+    let path = Path::new(&source.path);
+    let invalid =
+        |reason| Error::InvalidPath { what: "hostPath", path: source.path.clone(), reason };
+    if path.components().any(|component| component == Component::ParentDir) {
+        return Err(invalid("must not contain '..'"));
+    }
+    match source.type_.as_deref().unwrap_or_default() {
+        "" => Ok(()),
+        "DirectoryOrCreate" if absent(path)? => make_directory(path),
+        "Directory" | "DirectoryOrCreate" => check(source, FileType::is_dir, "directory"),
+        "FileOrCreate" if absent(path)? => make_file(path),
+        "File" | "FileOrCreate" => check(source, FileType::is_file, "file"),
+        "Socket" => check(source, FileType::is_socket, "socket file"),
+        "CharDevice" => check(source, FileType::is_char_device, "character device"),
+        "BlockDevice" => check(source, FileType::is_block_device, "block device"),
+        other => Err(Error::InvalidPath {
+            what: "hostPath type",
+            path: other.to_owned(),
+            reason: "is none of the known types",
+        }),
+    }
+}
+
+fn absent(path: &Path) -> Result<bool, Error> {
+    let exists = path.try_exists().map_err(|error| Error::io("look at", path, error))?;
+    Ok(!exists)
+}
+
+fn check(
+    source: &HostPathVolumeSource,
+    is_expected: fn(&FileType) -> bool,
+    expected: &'static str,
+) -> Result<(), Error> {
+    match fs::metadata(&source.path) {
+        Ok(metadata) if is_expected(&metadata.file_type()) => Ok(()),
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(Error::io("look at", Path::new(&source.path), error))
+        }
+        _ => Err(Error::HostPathType { path: source.path.clone(), expected }),
+    }
+}
+
+fn make_directory(path: &Path) -> Result<(), Error> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(path)
+        .map_err(|error| Error::io("create directory", path, error))
+}
+
+fn make_file(path: &Path) -> Result<(), Error> {
+    let made = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path);
+    match made {
+        Ok(_) => Ok(()),
+        // Another pod was quicker.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(Error::io("create file", path, error)),
+    }
+}

@@ -1,0 +1,63 @@
+//! Where a pod's volumes lie below the node's root directory. Paths are those of the Go kubelet,
+//! so that either can take over the other's pods.
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use super::dir::Dir;
+use super::error::Error;
+
+pub(super) const PODS: &str = "pods";
+pub(super) const VOLUMES: &str = "volumes";
+pub(super) const SUB_PATHS: &str = "volume-subpaths";
+pub(super) const PLUGINS: &str = "plugins";
+
+pub(super) const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
+pub(super) const CONFIG_MAP: &str = "kubernetes.io~configmap";
+pub(super) const SECRET: &str = "kubernetes.io~secret";
+pub(super) const DOWNWARD_API: &str = "kubernetes.io~downward-api";
+pub(super) const PROJECTED: &str = "kubernetes.io~projected";
+
+/// Mode of directories that containers reach only through their mounts.
+const PRIVATE: u32 = 0o750;
+
+/// Whether everything in that plugin's directory was made by the node for the pod alone.
+pub(super) fn is_own_plugin(name: &OsStr) -> bool {
+    [EMPTY_DIR, CONFIG_MAP, SECRET, DOWNWARD_API, PROJECTED].iter().any(|own| name == *own)
+}
+
+/// The directory of a pod, made if it is absent. `root` must exist.
+pub(super) fn pod_dir(root: &Path, uid: &str) -> Result<Dir, Error> {
+    let root = Dir::open_trusted(root)?;
+    root.make_dir(PODS, PRIVATE)?.make_dir(component("pod UID", uid)?, PRIVATE)
+}
+
+/// The directory of a pod's volumes of one kind, made if it is absent.
+pub(super) fn volumes_dir(pod: &Dir, plugin: &str) -> Result<Dir, Error> {
+    pod.make_dir(VOLUMES, PRIVATE)?.make_dir(plugin, 0o755)
+}
+
+/// The directory of what the node notes down about a volume, made if it is absent.
+pub(super) fn notes_dir(pod: &Dir, plugin: &str, volume: &str) -> Result<Dir, Error> {
+    pod.make_dir(PLUGINS, PRIVATE)?.make_dir(plugin, PRIVATE)?.make_dir(volume, PRIVATE)
+}
+
+/// The directory of a container's binds of one volume, made if it is absent.
+pub(super) fn sub_paths_dir(pod: &Dir, volume: &str, container: &str) -> Result<Dir, Error> {
+    let volume = component("volume name", volume)?;
+    let container = component("container name", container)?;
+    pod.make_dir(SUB_PATHS, PRIVATE)?.make_dir(volume, PRIVATE)?.make_dir(container, PRIVATE)
+}
+
+/// Checks that a name out of a pod's spec is one component of a path.
+pub(super) fn component<'a>(what: &'static str, name: &'a str) -> Result<&'a str, Error> {
+    let reason = match name {
+        "" => "must not be empty",
+        "." | ".." => "must be a name",
+        _ if name.contains('/') => "must not contain '/'",
+        _ if name.contains('\0') => "must not contain NUL",
+        _ if name.len() > 255 => "must not be longer than 255 bytes",
+        _ => return Ok(name),
+    };
+    Err(Error::InvalidPath { what, path: name.to_owned(), reason })
+}

@@ -1,0 +1,324 @@
+//! The volumes of the node's pods: sets them up before containers start, keeps their data up to
+//! date, and takes them down when the pod is gone. Called by the pod's worker, one pod at a time.
+//! Current limitations: emptyDir, hostPath, configMap, secret, downwardAPI and projected volumes
+//! only; size limits of volumes on disk are not enforced here.
+
+mod atomic;
+mod dir;
+mod empty_dir;
+mod error;
+mod host_path;
+mod layout;
+mod nested;
+mod payload;
+mod remove;
+mod sub_path;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::{
+    ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, HostPathVolumeSource,
+    Pod, ProjectedVolumeSource, SecretVolumeSource, Volume,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use longshore_pod::spec;
+use serde::Serialize;
+use tokio::sync::RwLock;
+
+pub use error::Error;
+pub use sub_path::SubPath;
+
+use crate::objects::Objects;
+use dir::Dir;
+use empty_dir::Medium;
+use error::if_exists;
+use payload::{Payload, Sources, fs_group};
+
+/// Where one volume of a pod lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    /// The path on the host.
+    pub path: PathBuf,
+    /// Whether containers may only read it, whatever their mounts say.
+    pub read_only: bool,
+}
+
+/// The volumes of a pod by their name.
+pub type PodMounts = BTreeMap<String, Mounted>;
+
+/// Sets up and takes down the volumes of pods. A cheap handle.
+#[derive(Clone)]
+pub struct Volumes {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    root: PathBuf,
+    objects: Objects,
+    allocatable: BTreeMap<String, Quantity>,
+    /// One lock per pod at work: set-ups share it, tear-down has it alone. It is held by the work
+    /// itself, which goes on when the caller does not wait for it any more.
+    locks: Mutex<HashMap<String, Weak<RwLock<()>>>>,
+}
+
+impl Volumes {
+    /// Volumes below a root directory that exists, with content from `objects` (where a pod is to
+    /// be registered before it is mounted); `allocatable` is what the node can give to pods.
+    pub fn new(
+        root: impl Into<PathBuf>,
+        objects: Objects,
+        allocatable: BTreeMap<String, Quantity>,
+    ) -> Self {
+        let inner = Inner { root: root.into(), objects, allocatable, locks: Mutex::default() };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Where a pod's directory is or would be.
+    pub fn pod_dir(&self, uid: &str) -> PathBuf {
+        self.inner.root.join(layout::PODS).join(uid)
+    }
+
+    /// Sets up all volumes of a pod, each on its own, and tells where they lie. What stands
+    /// already is kept, and data that changed is written anew. The error is that of the first
+    /// volume that failed; the others are set up all the same.
+    pub async fn mount(&self, pod: &Pod) -> Result<PodMounts, Error> {
+        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        let set_ups = volumes.map(async |volume| {
+            let mounted = self.set_up(pod, volume, &Source::of(volume)?).await?;
+            Ok((volume.name.clone(), mounted))
+        });
+        join_all(set_ups).await.into_iter().collect()
+    }
+
+    /// Writes the data of a pod's volumes anew where it has changed. The error is that of the
+    /// first volume that failed; the others are refreshed all the same.
+    pub async fn refresh(&self, pod: &Pod) -> Result<(), Error> {
+        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        let sources = volumes.filter_map(|volume| Some((volume, Source::of(volume).ok()?)));
+        let refreshes = sources
+            .filter(|(_, source)| source.has_data())
+            .map(async |(volume, source)| self.set_up(pod, volume, &source).await.map(drop));
+        join_all(refreshes).await.into_iter().collect()
+    }
+
+    /// Unmounts and removes all volumes and sub-paths that the directory of a pod holds, whatever
+    /// its spec says; the rest of the directory stays. Attempts all of it and tells the first
+    /// error. A pod without directory is no error.
+    pub async fn unmount(&self, uid: &str) -> Result<(), Error> {
+        self.take_down(uid, remove::volumes).await
+    }
+
+    /// Removes the directory of a pod, its volumes first as by [`Volumes::unmount`].
+    pub async fn remove_pod(&self, uid: &str) -> Result<(), Error> {
+        self.take_down(uid, remove::pod).await
+    }
+
+    /// The UIDs of all pods that have a directory, whether they should or not.
+    pub async fn pods_on_disk(&self) -> Result<Vec<String>, Error> {
+        let root = self.inner.root.clone();
+        blocking(move || {
+            let pods = if_exists(Dir::open_trusted(&root.join(layout::PODS)))?;
+            let entries = pods.map_or(Ok(Vec::new()), |pods| pods.entries(usize::MAX))?;
+            Ok(entries.into_iter().filter_map(|entry| entry.name.into_string().ok()).collect())
+        })
+        .await
+    }
+
+    /// Makes the path inside a volume available to a container, and tells where to mount it from.
+    /// A path that is absent is made as a directory with the mode of the volume's root. The bind
+    /// lives until [`Volumes::unmount`]; asking again for the same one gives the same.
+    pub async fn sub_path(&self, uid: &str, sub_path: SubPath<'_>) -> Result<PathBuf, Error> {
+        sub_path::validate(sub_path.path)?;
+        let volume = sub_path.volume.to_owned();
+        let volume_path = sub_path.volume_path.to_owned();
+        let (container, path) = (sub_path.container.to_owned(), sub_path.path.to_owned());
+        let index = sub_path.index;
+        self.in_pod_dir(uid, move |pod| {
+            let (volume, container, path) = (&volume, &container, &path);
+            let volume_path = &volume_path;
+            sub_path::bind(pod, SubPath { volume, volume_path, container, index, path })
+        })
+        .await
+    }
+
+    async fn set_up(
+        &self,
+        pod: &Pod,
+        volume: &Volume,
+        source: &Source<'_>,
+    ) -> Result<Mounted, Error> {
+        self.set_up_source(pod, &volume.name, source)
+            .await
+            .map_err(|error| Error::SetUp { volume: volume.name.clone(), source: Box::new(error) })
+    }
+
+    async fn set_up_source(
+        &self,
+        pod: &Pod,
+        name: &str,
+        source: &Source<'_>,
+    ) -> Result<Mounted, Error> {
+        let Inner { objects, allocatable, .. } = &*self.inner;
+        let sources = Sources { pod, objects, allocatable };
+        let memory = || Medium::memory(None, pod, allocatable);
+        let (plugin, medium, payload) = match source {
+            Source::HostPath(source) => return host_path(source).await,
+            Source::EmptyDir(source) => {
+                return self.empty_dir(pod, name, Medium::of(source, pod, allocatable)?).await;
+            }
+            Source::ConfigMap(source) => {
+                let payload = sources.config_map_volume(source).await?;
+                (layout::CONFIG_MAP, Medium::Disk, payload)
+            }
+            Source::Secret(source) => {
+                (layout::SECRET, memory(), sources.secret_volume(source).await?)
+            }
+            // On memory as upstream: a pod's annotations may be as private as a secret.
+            Source::DownwardApi(source) => {
+                (layout::DOWNWARD_API, memory(), sources.downward_api_volume(source)?)
+            }
+            Source::Projected(source) => {
+                (layout::PROJECTED, memory(), sources.projected_volume(source).await?)
+            }
+        };
+        self.write(pod, name, plugin, medium, payload).await
+    }
+
+    async fn empty_dir(&self, pod: &Pod, name: &str, medium: Medium) -> Result<Mounted, Error> {
+        let path = self.volume_path(pod, layout::EMPTY_DIR, name)?;
+        let (name, group) = (name.to_owned(), fs_group(pod));
+        self.in_pod_dir(spec::uid(pod), move |pod| empty_dir::set_up(pod, &name, medium, group))
+            .await?;
+        Ok(Mounted { path, read_only: false })
+    }
+
+    /// Puts data into a volume of its own.
+    async fn write(
+        &self,
+        pod: &Pod,
+        name: &str,
+        plugin: &'static str,
+        medium: Medium,
+        payload: Payload,
+    ) -> Result<Mounted, Error> {
+        let path = self.volume_path(pod, plugin, name)?;
+        let mount_points = nested::mount_points(pod, name)?;
+        let (name, group) = (name.to_owned(), fs_group(pod));
+        self.in_pod_dir(spec::uid(pod), move |pod| {
+            let volume = empty_dir::make(&layout::volumes_dir(pod, plugin)?, &name, medium)?;
+            if let Some(group) = group {
+                volume.give_to_group(group, atomic::READABLE)?;
+            }
+            nested::make_mount_points(&volume, &mount_points)?;
+            atomic::write(&volume, &payload, group)
+        })
+        .await?;
+        Ok(Mounted { path, read_only: true })
+    }
+
+    fn volume_path(&self, pod: &Pod, plugin: &str, name: &str) -> Result<PathBuf, Error> {
+        let name = layout::component("volume name", name)?;
+        Ok(self.pod_dir(spec::uid(pod)).join(layout::VOLUMES).join(plugin).join(name))
+    }
+
+    /// Works in a pod's directory, which is made if it is absent.
+    async fn in_pod_dir<T: Send + 'static>(
+        &self,
+        uid: &str,
+        work: impl FnOnce(&Dir) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let guard = self.lock(uid).read_owned().await;
+        let (root, uid) = (self.inner.root.clone(), uid.to_owned());
+        blocking(move || {
+            let _guard = guard;
+            work(&layout::pod_dir(&root, &uid)?)
+        })
+        .await
+    }
+
+    async fn take_down(
+        &self,
+        uid: &str,
+        work: fn(&Dir, &std::ffi::OsStr) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        layout::component("pod UID", uid)?;
+        let guard = self.lock(uid).write_owned().await;
+        let (pods, uid) = (self.inner.root.join(layout::PODS), uid.to_owned());
+        blocking(move || {
+            let _guard = guard;
+            let pods = if_exists(Dir::open_trusted(&pods))?;
+            pods.map_or(Ok(()), |pods| work(&pods, uid.as_ref()))
+        })
+        .await
+    }
+
+    fn lock(&self, uid: &str) -> Arc<RwLock<()>> {
+        let mut locks = self.inner.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.retain(|_, lock| lock.strong_count() > 0);
+        if let Some(lock) = locks.get(uid).and_then(Weak::upgrade) {
+            return lock;
+        }
+        let lock = Arc::new(RwLock::new(()));
+        locks.insert(uid.to_owned(), Arc::downgrade(&lock));
+        lock
+    }
+}
+
+async fn host_path(source: &HostPathVolumeSource) -> Result<Mounted, Error> {
+    let path = PathBuf::from(&source.path);
+    let source = source.clone();
+    blocking(move || host_path::set_up(&source)).await?;
+    Ok(Mounted { path, read_only: false })
+}
+
+/// Runs file work where it may block.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    tokio::task::spawn_blocking(work).await.unwrap_or(Err(Error::Interrupted))
+}
+
+/// The kinds of volume that the node sets up.
+enum Source<'a> {
+    EmptyDir(&'a EmptyDirVolumeSource),
+    HostPath(&'a HostPathVolumeSource),
+    ConfigMap(&'a ConfigMapVolumeSource),
+    Secret(&'a SecretVolumeSource),
+    DownwardApi(&'a DownwardAPIVolumeSource),
+    Projected(&'a ProjectedVolumeSource),
+}
+
+impl<'a> Source<'a> {
+    fn of(volume: &'a Volume) -> Result<Self, Error> {
+        let source = None
+            .or(volume.empty_dir.as_ref().map(Self::EmptyDir))
+            .or(volume.host_path.as_ref().map(Self::HostPath))
+            .or(volume.config_map.as_ref().map(Self::ConfigMap))
+            .or(volume.secret.as_ref().map(Self::Secret))
+            .or(volume.downward_api.as_ref().map(Self::DownwardApi))
+            .or(volume.projected.as_ref().map(Self::Projected));
+        source.ok_or_else(|| Error::Unsupported {
+            volume: volume.name.clone(),
+            kind: kind_of(volume),
+        })
+    }
+
+    /// Whether the node puts data into it that can change.
+    fn has_data(&self) -> bool {
+        !matches!(self, Self::EmptyDir(_) | Self::HostPath(_))
+    }
+}
+
+/// What kind a volume or a projected source is of: the one field of the object that is set.
+fn kind_of(object: &impl Serialize) -> String {
+    let fields = serde_json::to_value(object).unwrap_or_default();
+    let kind = fields.as_object().and_then(|fields| fields.keys().find(|key| *key != "name"));
+    kind.cloned().unwrap_or_else(|| "unknown".to_owned())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests;

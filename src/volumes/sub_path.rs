@@ -1,0 +1,159 @@
+//! Binds a path inside a volume to where the runtime can mount it from. Containers may exchange
+//! links below that path at any moment, so it is resolved once, by the kernel, to an open file
+//! that cannot lie outside of the volume; that very file is what is bound.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
+use nix::mount::{MsFlags, mount};
+use nix::sys::stat::{Mode, SFlag, fchmod, fstat, lstat, mkdirat};
+
+use super::dir::Dir;
+use super::error::{Error, if_exists};
+use super::{layout, remove};
+
+/// The kernel gives up a resolution when something is renamed at the same time.
+const ATTEMPTS: usize = 32;
+
+/// One volume mount of a container that names a path inside its volume.
+#[derive(Clone, Copy, Debug)]
+pub struct SubPath<'a> {
+    /// The volume's name in the pod.
+    pub volume: &'a str,
+    /// Where the volume lies on the host.
+    pub volume_path: &'a Path,
+    /// The container's name.
+    pub container: &'a str,
+    /// The mount's place in the container's `volumeMounts`.
+    pub index: usize,
+    /// The path in the volume: `subPath`, or `subPathExpr` with its variables expanded.
+    pub path: &'a str,
+}
+
+/// Checks what the pod's spec says about a sub-path.
+pub(super) fn validate(path: &str) -> Result<(), Error> {
+    let invalid = |reason| Error::InvalidPath { what: "subPath", path: path.to_owned(), reason };
+    for component in Path::new(path).components() {
+        match component {
+            Component::RootDir | Component::Prefix(_) => {
+                return Err(invalid("must be a relative path"));
+            }
+            Component::ParentDir => return Err(invalid("must not contain '..'")),
+            Component::CurDir | Component::Normal(_) => {}
+        }
+    }
+    if path.contains('\0') { Err(invalid("must not contain NUL")) } else { Ok(()) }
+}
+
+/// Opens the path in the volume, made as directories if it is absent, and binds it below the
+/// pod's directory. Returns where. A bind of the same file that stands already is kept.
+pub(super) fn bind(pod: &Dir, sub_path: SubPath<'_>) -> Result<PathBuf, Error> {
+    let hidden = |action: &'static str| {
+        move |error: Error| {
+            tracing::warn!(
+                volume = sub_path.volume, container = sub_path.container, %error, "failed to {action}"
+            );
+            let (volume, container) = (sub_path.volume.to_owned(), sub_path.container.to_owned());
+            Error::SubPath { action, volume, container }
+        }
+    };
+    let (root, path) = (sub_path.volume_path, Path::new(sub_path.path));
+    let found = open_volume(root).and_then(|volume| {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        let file = if_exists(resolve(&volume, root, path, OFlag::O_PATH))?;
+        Ok((volume, file))
+    });
+    let file = match found.map_err(hidden("prepare subPath"))? {
+        (_, Some(file)) => file,
+        (volume, None) => make(&volume, root, path).map_err(hidden("create subPath directory"))?,
+    };
+    let parent = layout::sub_paths_dir(pod, sub_path.volume, sub_path.container)?;
+    let index = sub_path.index.to_string();
+    bind_at(&file, &parent, index.as_ref()).map_err(hidden("prepare subPath"))?;
+    Ok(parent.path().join(index))
+}
+
+fn open_volume(root: &Path) -> Result<OwnedFd, Error> {
+    open(root, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
+        .map_err(|errno| Error::io("open volume", root, errno))
+}
+
+/// Makes the directories of `path` that are absent and opens the last one.
+fn make(volume: &OwnedFd, root: &Path, path: &Path) -> Result<OwnedFd, Error> {
+    let fail = |action, at: &Path| {
+        let at = root.join(at);
+        move |errno: Errno| Error::io(action, &at, errno)
+    };
+    // New directories are as open as the volume is.
+    let mode = fstat(volume).map_err(fail("look at", Path::new("")))?.st_mode & 0o7777;
+    let mode = Mode::from_bits_truncate(mode);
+    let (mut parent, mut at) = (None::<OwnedFd>, PathBuf::new());
+    for name in path.components() {
+        at.push(name);
+        let directory = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        let next = match if_exists(resolve(volume, root, &at, directory))? {
+            Some(next) => next,
+            None => {
+                let parent = parent.as_ref().unwrap_or(volume);
+                let new = match mkdirat(parent, name.as_os_str(), mode) {
+                    Ok(()) => true,
+                    Err(Errno::EEXIST) => false,
+                    Err(errno) => return Err(fail("create directory", &at)(errno)),
+                };
+                // From its parent and no link: whatever stands there now, it is in the volume.
+                let flags = directory | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+                let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_BENEATH);
+                let made = openat2(parent, name.as_os_str(), how).map_err(fail("open", &at))?;
+                if new {
+                    fchmod(&made, mode).map_err(fail("change mode of", &at))?;
+                }
+                made
+            }
+        };
+        parent = Some(next);
+    }
+    parent.ok_or_else(|| fail("open", path)(Errno::ENOENT))
+}
+
+/// Opens a path of the volume, wherever links inside of it lead.
+fn resolve(volume: &OwnedFd, root: &Path, path: &Path, flags: OFlag) -> Result<OwnedFd, Error> {
+    let inside = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+    let how = OpenHow::new().flags(flags | OFlag::O_CLOEXEC).resolve(inside);
+    let mut result = Err(Errno::EAGAIN);
+    for _ in 0..ATTEMPTS {
+        result = openat2(volume, path, how);
+        if !matches!(result, Err(Errno::EAGAIN)) {
+            break;
+        }
+    }
+    result.map_err(|errno| Error::io("open", &root.join(path), errno))
+}
+
+/// Makes `name` in `parent` a bind of the file, and removes what else stands there.
+fn bind_at(file: &OwnedFd, parent: &Dir, name: &OsStr) -> Result<(), Error> {
+    let path = parent.path().join(name);
+    let fail = |action| {
+        let path = &path;
+        move |errno: Errno| Error::io(action, path, errno)
+    };
+    let wanted = fstat(file).map_err(fail("look at source of"))?;
+    if parent.is_mount_point(name)? {
+        let bound = lstat(&path).map_err(fail("look at"))?;
+        if (wanted.st_dev, wanted.st_ino) == (bound.st_dev, bound.st_ino) {
+            return Ok(());
+        }
+        remove::unmount(&path)?;
+    }
+    remove::mount_target(parent, name)?;
+    if wanted.st_mode & SFlag::S_IFMT.bits() == SFlag::S_IFDIR.bits() {
+        parent.new_dir(name, 0o750)?;
+    } else {
+        parent.new_file(name, &[], 0o640, (None, None))?;
+    }
+    let source = format!("/proc/self/fd/{}", file.as_raw_fd());
+    mount(Some(source.as_str()), &path, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .map_err(fail("bind sub-path to"))
+}

@@ -1,0 +1,146 @@
+//! Sub-paths, and containers that try to lead them out of their volume.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::PathBuf;
+
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+
+use super::{Done, Root, read};
+use crate::volumes::dir::Dir;
+use crate::volumes::error::Error;
+use crate::volumes::sub_path::{SubPath, bind, validate};
+use crate::volumes::{layout, remove};
+
+struct Setup {
+    root: Root,
+    pod: Dir,
+}
+
+impl Setup {
+    fn new() -> Self {
+        let root = Root::new();
+        root.write("host/canary", "alive");
+        root.write("volume/dir/file", "inside");
+        let pod = layout::pod_dir(root.path(), "uid-1").unwrap();
+        Self { root, pod }
+    }
+
+    fn bind(&self, index: usize, path: &str) -> Result<PathBuf, Error> {
+        let volume_path = &self.root.join("volume");
+        let sub_path = SubPath { volume: "v", volume_path, container: "c", index, path };
+        bind(&self.pod, sub_path)
+    }
+}
+
+impl Drop for Setup {
+    fn drop(&mut self) {
+        let pods = Dir::open_trusted(&self.root.join("pods")).unwrap();
+        remove::pod(&pods, "uid-1".as_ref()).unwrap();
+        assert!(self.root.mounts().is_empty() && !self.root.join("pods/uid-1").exists());
+        assert_eq!(read(self.root.join("host/canary")), "alive");
+    }
+}
+
+#[test]
+fn files_and_directories_are_bound_wherever_links_inside_lead() {
+    let setup = Setup::new();
+    symlink("dir", setup.root.join("volume/link")).unwrap();
+    symlink("../dir/file", setup.root.join("volume/dir/up")).unwrap();
+    let expected = setup.root.join("pods/uid-1/volume-subpaths/v/c/0");
+    assert_eq!(setup.bind(0, "dir").unwrap(), expected);
+    assert_eq!(read(expected.join("file")), "inside");
+    assert_eq!(read(setup.bind(1, "link/file").unwrap()), "inside");
+    assert_eq!(read(setup.bind(2, "dir/up").unwrap()), "inside");
+    assert_eq!(read(setup.bind(3, "").unwrap().join("dir/file")), "inside");
+    assert_eq!(setup.root.mounts().len(), 4);
+
+    // Again is the same; another file in its place is another bind.
+    assert_eq!(setup.bind(0, "dir").unwrap(), expected);
+    assert_eq!(setup.root.mounts().len(), 4);
+    fs::rename(setup.root.join("volume/dir"), setup.root.join("volume/old")).unwrap();
+    setup.root.write("volume/dir", "now a file");
+    assert_eq!(read(setup.bind(0, "dir").unwrap()), "now a file");
+    assert_eq!(setup.root.mounts().len(), 4);
+}
+
+#[test]
+fn absent_directories_are_made_like_the_volume() {
+    let setup = Setup::new();
+    let mode = fs::Permissions::from_mode(0o2777);
+    fs::set_permissions(setup.root.join("volume"), mode).unwrap();
+    symlink("dir", setup.root.join("volume/link")).unwrap();
+    setup.bind(0, "link/a/b").unwrap();
+    for path in ["volume/dir/a", "volume/dir/a/b"] {
+        let metadata = fs::metadata(setup.root.join(path)).unwrap();
+        assert_eq!(metadata.mode() & 0o7777, 0o2777, "{path}");
+    }
+}
+
+#[test]
+fn nothing_outside_is_bound_or_made() {
+    let setup = Setup::new();
+    let host = setup.root.join("host").display().to_string();
+    let cases = [
+        ("abs", host.clone(), "abs"),
+        ("rel", "../host".to_owned(), "rel"),
+        ("file", format!("{host}/canary"), "file"),
+        ("below", host.clone(), "below/canary"),
+        ("new", host.clone(), "new/made"),
+        ("dangling", format!("{host}/absent"), "dangling"),
+        ("dangling2", "../host/absent".to_owned(), "dangling2/x"),
+        ("root", "/".to_owned(), "root"),
+        ("magic", "/proc/self/root".to_owned(), "magic/etc"),
+        ("loop", "loop".to_owned(), "loop"),
+    ];
+    for (link, target, path) in cases {
+        symlink(target, setup.root.join("volume").join(link)).unwrap();
+        let error = setup.bind(0, path).unwrap_err().to_string();
+        assert!(error.contains("subPath"), "{path}: {error}");
+        assert!(!error.contains("host"), "the pod learns nothing of the host: {error}");
+    }
+    setup.bind(0, "dir/file/below-a-file").unwrap_err();
+    assert!(setup.root.mounts().is_empty());
+    assert_eq!(fs::read_dir(host).unwrap().count(), 1, "nothing was made");
+}
+
+#[test]
+fn paths_are_validated() {
+    for good in ["", "a", "a/b", "./a", "a..b"] {
+        validate(good).unwrap();
+    }
+    for bad in ["/a", "..", "a/../b", "a/..", "a\0b"] {
+        validate(bad).unwrap_err();
+    }
+}
+
+/// CVE-2021-25741: a directory that is exchanged with a link out of the volume all the time.
+#[test]
+fn an_exchange_during_the_bind_never_leads_out() {
+    let setup = Setup::new();
+    let volume = setup.root.join("volume");
+    fs::create_dir(volume.join("x")).unwrap();
+    fs::write(volume.join("x/mark"), "inside").unwrap();
+    symlink(setup.root.join("host"), volume.join("y")).unwrap();
+    let done = Done::default();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.is_done() {
+                let (x, y) = (volume.join("x"), volume.join("y"));
+                renameat2(AT_FDCWD, &x, AT_FDCWD, &y, RenameFlags::RENAME_EXCHANGE).unwrap();
+            }
+        });
+        let _done = done.when_dropped();
+        let (mut bound, mut refused) = (0, 0);
+        for turn in 0..2000 {
+            match setup.bind(turn % 4, "x") {
+                Ok(path) => {
+                    assert!(path.join("mark").exists() && !path.join("canary").exists());
+                    bound += 1;
+                }
+                Err(_) => refused += 1,
+            }
+        }
+        assert!(bound > 0 && refused > 0, "both sides were met: {bound} {refused}");
+    });
+}

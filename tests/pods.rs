@@ -1,0 +1,231 @@
+//! Pods on a real containerd: they run, end, restart with a back-off, and go without a trace.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Cluster, FOREVER, PATIENCE, condition, phase, run_of, script, uid};
+use k8s_openapi::api::core::v1::ContainerStatus;
+use longshore_testkit::wait_until;
+use serde_json::json;
+
+#[tokio::test]
+async fn a_pod_runs_shows_its_state_and_goes_without_a_trace() {
+    let cluster = Cluster::start().await;
+    wait_until(PATIENCE, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
+    let text = format!("echo hello from $NAME at $IP; {FOREVER}");
+    let mut spec = script(&text);
+    spec["containers"][0]["env"] = json!([
+        {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+    ]);
+    cluster.create("web", spec).await;
+    let pod = cluster.until_ready("web").await;
+    let status = pod.status.clone().unwrap();
+    let ip = status.pod_ip.clone().expect("an address");
+    assert_eq!(status.host_ip.as_deref(), Some(cluster.host.node_ip().to_string().as_str()));
+    assert_eq!(status.qos_class.as_deref(), Some("BestEffort"));
+    assert_eq!(condition(&pod, "PodReadyToStartContainers"), "True");
+    assert!(
+        status.container_statuses.unwrap()[0]
+            .container_id
+            .as_deref()
+            .unwrap()
+            .starts_with("containerd://")
+    );
+
+    let kubectl = cluster.apiserver.kubectl();
+    let table = kubectl.run(["get", "pods"]).expect("kubectl get pods");
+    assert!(
+        table.lines().any(|line| line.starts_with("web")
+            && line.contains("1/1")
+            && line.contains("Running")),
+        "{table}"
+    );
+    let log = kubectl.run(["logs", "web"]).expect("kubectl logs");
+    assert_eq!(log, format!("hello from web at {ip}\n"));
+    for reason in ["Pulled", "Created", "Started"] {
+        cluster.until_event(reason, "ontainer").await;
+    }
+
+    cluster.delete("web").await;
+    cluster.until_gone("web").await;
+    cluster.until_traceless(&uid(&pod)).await;
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn ends_follow_the_restart_policy() {
+    let cluster = Cluster::start().await;
+    for (name, policy, exit_code, expected) in [
+        ("never-ok", "Never", 0, "Succeeded"),
+        ("never-bad", "Never", 3, "Failed"),
+        ("onfailure-ok", "OnFailure", 0, "Succeeded"),
+    ] {
+        let mut spec = script(&format!("echo bye $NAME >/dev/termination-log; exit {exit_code}"));
+        spec["restartPolicy"] = json!(policy);
+        cluster.create(name, spec).await;
+        let pod = cluster
+            .until(name, expected, |pod| match phase(pod) {
+                phase if phase == expected => Ok(()),
+                other => Err(other.to_owned()),
+            })
+            .await;
+        let state = first_status(&pod).state.unwrap().terminated.expect("terminated");
+        assert_eq!(state.exit_code, exit_code);
+        assert_eq!(state.message.as_deref(), Some("bye \n"));
+        assert!(state.finished_at >= state.started_at);
+    }
+    // An ended pod keeps its object and its log until it is deleted.
+    assert_eq!(phase(&cluster.pod("never-bad").await), "Failed");
+    let ended = cluster.pod("never-bad").await;
+    cluster.delete("never-bad").await;
+    cluster.until_gone("never-bad").await;
+    cluster.until_traceless(&uid(&ended)).await;
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_failing_container_restarts_with_a_back_off() {
+    let cluster = Cluster::start().await;
+    cluster.create("crash", script("exit 1")).await;
+    let waiting = |pod: &k8s_openapi::api::core::v1::Pod| {
+        let status = first_status(pod);
+        let waiting =
+            status.state.and_then(|state| state.waiting).and_then(|waiting| waiting.reason);
+        (status.restart_count, waiting.unwrap_or_default())
+    };
+    let pod = cluster
+        .until("crash", "in its first back-off", |pod| match waiting(pod) {
+            (1, reason) if reason == "CrashLoopBackOff" => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+        .await;
+    let first = Instant::now();
+    let ended = first_status(&pod).last_state.unwrap().terminated.expect("how it ended");
+    assert_eq!((ended.exit_code, ended.reason.as_deref()), (1, Some("Error")));
+    cluster
+        .until_event("BackOff", "Back-off restarting failed container c in pod crash_default")
+        .await;
+    cluster
+        .until("crash", "restarted a second time", |pod| match waiting(pod).0 {
+            2 => Ok(()),
+            other => Err(other.to_string()),
+        })
+        .await;
+    assert!(
+        first.elapsed() > Duration::from_secs(7),
+        "after 10 s, not at once: {:?}",
+        first.elapsed()
+    );
+    cluster.delete("crash").await;
+    cluster.until_gone("crash").await;
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn init_containers_run_first_and_volumes_carry_their_work() {
+    let cluster = Cluster::start().await;
+    let mut spec = script(&format!("cat /work/made; {FOREVER}"));
+    let mounts = json!([{"name": "work", "mountPath": "/work"}]);
+    spec["volumes"] = json!([{"name": "work", "emptyDir": {}}]);
+    spec["containers"][0]["volumeMounts"] = mounts.clone();
+    let mut init = common::container("i", "echo made by init >/work/made");
+    init["volumeMounts"] = mounts;
+    spec["initContainers"] = json!([init]);
+    let pod = cluster.create("init", spec).await;
+    cluster.until_ready("init").await;
+    let log = cluster.apiserver.kubectl().run(["logs", "init", "-c", "c"]).expect("logs");
+    assert_eq!(log, "made by init\n");
+    cluster.delete("init").await;
+    cluster.until_gone("init").await;
+    cluster.until_traceless(&uid(&pod)).await;
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn what_cannot_be_started_says_why_and_others_go_on() {
+    let cluster = Cluster::start().await;
+    let mut missing = script(FOREVER);
+    missing["containers"][0]["image"] = json!("longshore.local/none:1");
+    cluster.create("no-image", missing).await;
+    let mut command = script(FOREVER);
+    command["containers"][0]["command"] = json!(["/no/such/program"]);
+    cluster.create("no-program", command).await;
+    let mut config = script(FOREVER);
+    config["containers"][0]["envFrom"] = json!([{"configMapRef": {"name": "absent"}}]);
+    cluster.create("no-config", config).await;
+    let mut root = script(FOREVER);
+    root["securityContext"] = json!({"runAsNonRoot": true});
+    cluster.create("no-root", root).await;
+    cluster.create("good", script(FOREVER)).await;
+    cluster.until_ready("good").await;
+    for (name, reasons, text) in [
+        ("no-image", ["ErrImageNeverPull", ""], "not present with pull policy of Never"),
+        ("no-program", ["RunContainerError", "CrashLoopBackOff"], ""),
+        ("no-config", ["CreateContainerConfigError", ""], "configmap \"absent\" not found"),
+        ("no-root", ["CreateContainerConfigError", ""], "runAsNonRoot"),
+    ] {
+        cluster
+            .until(name, reasons[0], |pod| {
+                let waiting = first_status(pod).state.and_then(|state| state.waiting);
+                let (reason, message) = waiting
+                    .map(|waiting| {
+                        (waiting.reason.unwrap_or_default(), waiting.message.unwrap_or_default())
+                    })
+                    .unwrap_or_default();
+                match reasons.contains(&reason.as_str())
+                    && !reason.is_empty()
+                    && message.contains(text)
+                {
+                    true => Ok(()),
+                    false => Err(format!("{reason}: {message}")),
+                }
+            })
+            .await;
+        assert_eq!(condition(&cluster.pod(name).await, "Ready"), "False");
+    }
+    assert_eq!(run_of(&cluster.pod("good").await).0, 0);
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_graceful_end_is_waited_for_and_can_be_shortened() {
+    let cluster = Cluster::start().await;
+    let mut stubborn = script("trap '' TERM; while true; do sleep 1; done");
+    stubborn["terminationGracePeriodSeconds"] = json!(300);
+    let pod = cluster.create("stubborn", stubborn).await;
+    cluster.until_ready("stubborn").await;
+    cluster.delete("stubborn").await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(phase(&cluster.pod("stubborn").await), "Running", "it may take its time");
+    let params = kube::api::DeleteParams::default().grace_period(1);
+    cluster.pods().delete("stubborn", &params).await.expect("a shorter grace");
+    let shortened = Instant::now();
+    cluster.until_gone("stubborn").await;
+    assert!(shortened.elapsed() < Duration::from_secs(30), "{:?}", shortened.elapsed());
+    cluster.until_traceless(&uid(&pod)).await;
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_pod_made_again_under_its_name_is_another_pod() {
+    let cluster = Cluster::start().await;
+    let first = cluster.create("twin", script(FOREVER)).await;
+    cluster.until_ready("twin").await;
+    let force = kube::api::DeleteParams::default().grace_period(0);
+    cluster.pods().delete("twin", &force).await.expect("forced");
+    let second = cluster.create("twin", script(FOREVER)).await;
+    assert_ne!(uid(&first), uid(&second));
+    let ready = cluster.until_ready("twin").await;
+    assert_eq!(uid(&ready), uid(&second));
+    cluster.until_traceless(&uid(&first)).await;
+    assert_eq!(run_of(&cluster.pod("twin").await).0, 0);
+    cluster.host.assert_clean();
+}
+
+fn first_status(pod: &k8s_openapi::api::core::v1::Pod) -> ContainerStatus {
+    let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.clone());
+    statuses.unwrap_or_default().into_iter().next().unwrap_or_default()
+}

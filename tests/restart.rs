@@ -1,0 +1,94 @@
+//! The daemon is killed and started again: no container restarts, and what is told is right.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Cluster, FOREVER, PATIENCE, phase, run_of, script, uid};
+use longshore_testkit::wait_until;
+
+const PODS: usize = 5;
+
+#[tokio::test]
+async fn a_killed_daemon_finds_its_pods_again() {
+    let mut cluster = Cluster::start().await;
+    let names: Vec<String> = (0..PODS).map(|index| format!("pod-{index}")).collect();
+    for name in &names {
+        cluster.create(name, script(FOREVER)).await;
+    }
+    let mut before = Vec::new();
+    for name in &names {
+        before.push(run_of(&cluster.until_ready(name).await));
+    }
+    cluster.node.daemon().kill().expect("killed");
+    // While nobody looks: one container ends, one pod is deleted, one is created.
+    let (ended, deleted) = (&names[0], &names[1]);
+    let id = before[0].1.trim_start_matches("containerd://").to_owned();
+    cluster.host.ctr(["tasks", "kill", "--signal", "SIGKILL", &id]).expect("a container is killed");
+    let gone = uid(&cluster.pod(deleted).await);
+    cluster.delete(deleted).await;
+    cluster.create("late", script(FOREVER)).await;
+
+    cluster.node.restart(&cluster.host).expect("started again");
+    let started = Instant::now();
+    wait_until(PATIENCE, "the ended container is told", async || {
+        let (restarts, _) = run_of(&cluster.pod(ended).await);
+        if restarts == 1 { Ok(()) } else { Err(restarts.to_string()) }
+    })
+    .await
+    .unwrap();
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(2), "status is right within 2 s, it took {took:?}");
+    cluster.until_gone(deleted).await;
+    cluster.until_traceless(&gone).await;
+    cluster.until_ready("late").await;
+    for (name, run) in names.iter().zip(&before).skip(2) {
+        let pod = cluster.pod(name).await;
+        assert_eq!(run_of(&pod), *run, "{name} was not touched");
+        assert_eq!(phase(&pod), "Running");
+    }
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn nothing_is_written_by_a_restart_that_changes_nothing() {
+    let mut cluster = Cluster::start().await;
+    cluster.create("web", script(FOREVER)).await;
+    let before = cluster.until_ready("web").await;
+    cluster.node.restart(&cluster.host).expect("started again");
+    wait_until(PATIENCE, "the node runs again", async || match cluster.node.daemon().log() {
+        log if log.contains("node runs") => Ok(()),
+        log => Err(log),
+    })
+    .await
+    .unwrap();
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let after = cluster.pod("web").await;
+    assert_eq!(
+        after.metadata.resource_version, before.metadata.resource_version,
+        "{:#?}\n{:#?}",
+        before.status, after.status
+    );
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_killed_runtime_is_waited_for_and_its_containers_go_on() {
+    let mut cluster = Cluster::start().await;
+    cluster.create("web", script(FOREVER)).await;
+    let before = run_of(&cluster.until_ready("web").await);
+    cluster.host.containerd().expect("containerd").kill().expect("killed");
+    wait_until(PATIENCE, "the node is not Ready", async || match cluster.node_ready().await {
+        Err(reason) if reason.contains("runtime") => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await
+    .unwrap();
+    cluster.host.start_containerd().expect("containerd again");
+    wait_until(PATIENCE, "the node is Ready again", async || cluster.node_ready().await)
+        .await
+        .unwrap();
+    assert_eq!(run_of(&cluster.pod("web").await), before);
+    cluster.host.assert_clean();
+}

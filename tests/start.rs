@@ -1,0 +1,112 @@
+//! How the daemon starts, or refuses to.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use common::{Cluster, FOREVER, PATIENCE, script};
+use longshore_testkit::fakecri::{Fault, FaultProxy};
+use longshore_testkit::{Host, wait_until};
+use serde_json::json;
+
+fn kubelet(config: &str) -> (bool, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.yaml");
+    fs::write(&file, config).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_longshore"))
+        .args(["kubelet", "--config"])
+        .arg(&file)
+        .output()
+        .unwrap();
+    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn an_unknown_field_is_refused_with_its_path() {
+    let (ok, text) = kubelet(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nauthentication: {x509: {clientCaFile: /x}}\n",
+    );
+    assert!(!ok);
+    assert!(text.contains("config.yaml") && text.contains("authentication.x509"), "{text}");
+    assert!(text.contains("clientCaFile"), "{text}");
+}
+
+#[test]
+fn a_version_can_be_asked_for() {
+    let output = Command::new(env!("CARGO_BIN_EXE_longshore"))
+        .args(["kubelet", "--version"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.starts_with("Kubernetes v1.36."), "{text}");
+}
+
+#[tokio::test]
+async fn an_absent_runtime_is_waited_for_and_told() {
+    let host = Host::bare().expect("a host without containerd");
+    let mut cluster = Cluster::on(host, json!({})).await;
+    wait_until(PATIENCE, "the node says that its runtime is down", async || {
+        match cluster.node_ready().await {
+            Err(reason) if reason.contains("container runtime") => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await
+    .unwrap();
+    cluster.host.start_containerd().expect("containerd");
+    for image in [longshore_testkit::Image::pause(), longshore_testkit::Image::busybox()] {
+        cluster.host.import(&image.unwrap()).unwrap();
+    }
+    wait_until(PATIENCE, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
+    cluster.create("web", script(FOREVER)).await;
+    cluster.until_ready("web").await;
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_stop_leaves_the_containers_running() {
+    let mut cluster = Cluster::start().await;
+    cluster.create("web", script(FOREVER)).await;
+    cluster.until_ready("web").await;
+    let status =
+        cluster.node.daemon().terminate(Duration::from_secs(20)).expect("it stops in time");
+    assert!(status.success(), "{status}");
+    let tasks = cluster.host.ctr(["tasks", "ls"]).unwrap();
+    assert_eq!(tasks.matches("RUNNING").count(), 2, "{tasks}");
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_relist_that_hangs_makes_the_node_unready_and_blocks_nothing() {
+    let host = Host::start().expect("a host");
+    let socket = host.dir().join("proxy.sock");
+    let proxy = FaultProxy::start(&socket, host.socket()).expect("a proxy");
+    let endpoint = format!("unix://{}", socket.display());
+    let cluster = Cluster::on(host, json!({"containerRuntimeEndpoint": endpoint})).await;
+    wait_until(PATIENCE, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
+    proxy.inject("ListContainers", Fault::Hang);
+    // A new pod needs no list to run.
+    cluster.create("web", script(FOREVER)).await;
+    cluster.until_ready("web").await;
+    wait_until(
+        Duration::from_secs(200),
+        "the node says that it cannot see",
+        async || match cluster.node_ready().await {
+            Err(reason) if reason.to_lowercase().contains("pleg") => Ok(()),
+            other => Err(format!("{other:?}")),
+        },
+    )
+    .await
+    .unwrap();
+    cluster.delete("web").await;
+    cluster.until_gone("web").await;
+    proxy.release("ListContainers");
+    wait_until(PATIENCE, "the node is Ready again", async || cluster.node_ready().await)
+        .await
+        .unwrap();
+    drop(proxy);
+    cluster.host.assert_clean();
+}
