@@ -15,7 +15,7 @@ help: ## this list
 
 run: ## start a node and an apiserver with a demo pod; ONCE=1 checks it and leaves
 	@scripts/install-deps.sh run
-	cargo build --release --bin longshore --bin longshore-apiserver --bin longshore-demo
+	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-demo
 	@exec "$$CARGO_TARGET_DIR/release/longshore-demo" $(if $(filter-out 0,$(ONCE)),--once)
 
 test: ## run all tests
@@ -35,4 +35,4 @@ fmt: ## format the code
 	cargo fmt --all
 
 clean-host: ## remove what a killed run or test left on this machine
-	@cargo run --quiet --bin longshore-demo -- --sweep
+	@cargo run --quiet -p longshore-demo -- --sweep

@@ -84,20 +84,18 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
 
     // the apiserver, if there is one, and the recorder of events
     let limits = |qps, burst| Limits { qps, burst, timeout: API_TIMEOUT };
-    let client = match &config.kubeconfig {
-        Some(path) => {
-            let settings = &config.kubelet;
-            Some(
-                client::connect(path, limits(settings.kube_api_qps, settings.kube_api_burst))
-                    .await?,
-            )
-        }
-        None => {
-            info!("no kubeconfig: pods come from manifests alone");
-            None
-        }
+    let connect = async |qps, burst| match &config.kubeconfig {
+        Some(path) => client::connect(path, limits(qps, burst)).await.map(Some),
+        None => Ok(None),
     };
-    let (recorder, events_written) = Recorder::start(client.clone(), &config.node_name);
+    let kubelet = &config.kubelet;
+    let client = connect(kubelet.kube_api_qps, kubelet.kube_api_burst).await?;
+    if client.is_none() {
+        info!("no kubeconfig: pods come from manifests alone");
+    }
+    // Chatter must not wait with, or before, what pods need.
+    let events = connect(kubelet.event_record_qps, kubelet.event_burst).await?;
+    let (recorder, events_written) = Recorder::start(events, &config.node_name);
 
     // cgroups and the daemon's own place when memory runs out
     let cgroups = cgroups(&config, &runtime).await?;
@@ -140,13 +138,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     rooms.open(health::feed(runtime.clone(), observer.clone(), feeds));
     let status = StatusWriter::default();
     let mut drain = JoinSet::new();
-    if let (Some(client), Some(kubeconfig)) = (&client, &config.kubeconfig) {
+    // A heartbeat waits behind no other request.
+    if let (Some(client), Some(heartbeat)) = (&client, connect(0, 0).await?) {
         let registration =
             Registration::new(config.clone(), client.clone(), recorder.clone(), inputs);
         let node = registration.node();
         rooms.open(registration.run());
-        // A heartbeat must not wait behind other requests.
-        let heartbeat = client::connect(kubeconfig, limits(0, 0)).await?;
         let lease = config.kubelet.node_lease_duration_seconds;
         rooms.open(registration::renew_lease(
             heartbeat,

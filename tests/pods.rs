@@ -63,7 +63,7 @@ async fn ends_follow_the_restart_policy() {
         ("never-bad", "Never", 3, "Failed"),
         ("onfailure-ok", "OnFailure", 0, "Succeeded"),
     ] {
-        let mut spec = script(&format!("echo bye $NAME >/dev/termination-log; exit {exit_code}"));
+        let mut spec = script(&format!("echo bye >/dev/termination-log; exit {exit_code}"));
         spec["restartPolicy"] = json!(policy);
         cluster.create(name, spec).await;
         let pod = cluster
@@ -74,7 +74,7 @@ async fn ends_follow_the_restart_policy() {
             .await;
         let state = first_status(&pod).state.unwrap().terminated.expect("terminated");
         assert_eq!(state.exit_code, exit_code);
-        assert_eq!(state.message.as_deref(), Some("bye \n"));
+        assert_eq!(state.message.as_deref(), Some("bye\n"));
         assert!(state.finished_at >= state.started_at);
     }
     // An ended pod keeps its object and its log until it is deleted.

@@ -26,6 +26,8 @@ struct Script {
     delay: Duration,
     failing: bool,
     token_life: i64,
+    /// So many tokens are refused before one is given.
+    token_refusals: usize,
 }
 
 impl FakeApi {
@@ -69,6 +71,11 @@ impl FakeApi {
         self.script().token_life = seconds;
     }
 
+    /// Refuses that many tokens, as an apiserver does that has yet to hear of the pod's binding.
+    pub(crate) fn refuse_tokens(&self, times: usize) {
+        self.script().token_refusals = times;
+    }
+
     /// The requests so far: path with query, and body.
     pub(crate) fn requests(&self) -> Vec<(String, Value)> {
         self.script().requests.clone()
@@ -97,6 +104,10 @@ async fn answer(
         let answer = match (method, object) {
             _ if script.failing => status(500, "the store is away"),
             (Method::GET, Some(object)) => axum_json(StatusCode::OK, &object),
+            (Method::POST, _) if uri.path().ends_with("/token") && script.token_refusals > 0 => {
+                script.token_refusals -= 1;
+                status(403, "bound to a pod scheduled on a different node")
+            }
             (Method::POST, _) if uri.path().ends_with("/token") => {
                 let mut token = body;
                 let expires = Timestamp::now() + SignedDuration::from_secs(script.token_life);

@@ -214,3 +214,23 @@ async fn tokens_are_bound_to_the_pod_and_renewed_in_time() {
     let nobody = self::pod("u-2", json!({"containers": []}));
     assert!(objects.service_account_token(&nobody, &projection).await.is_err());
 }
+
+#[tokio::test]
+async fn a_token_is_asked_for_again_while_the_apiserver_is_behind() {
+    let api = FakeApi::start().await;
+    let objects = Objects::new(Some(api.client()));
+    let pod = pod("u-1", json!({"containers": [], "serviceAccountName": "robot"}));
+    objects.register(&pod);
+    let projection =
+        ServiceAccountTokenProjection { path: "token".to_owned(), ..Default::default() };
+    api.refuse_tokens(2);
+    objects.service_account_token(&pod, &projection).await.expect("the third time");
+    assert_eq!(api.requests().len(), 3);
+
+    let projection =
+        ServiceAccountTokenProjection { audience: Some("vault".to_owned()), ..projection };
+    api.refuse_tokens(100);
+    let error = objects.service_account_token(&pod, &projection).await.unwrap_err();
+    assert!(error.to_string().ends_with("scheduled on a different node"), "{error}");
+    assert_eq!(api.requests().len(), 7, "and then given up, for the worker to try later");
+}

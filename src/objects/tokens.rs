@@ -9,8 +9,8 @@ use std::time::Duration;
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount, ServiceAccountTokenProjection};
 use k8s_openapi::jiff::Timestamp;
-use kube::Client;
 use kube::api::{Api, PostParams};
+use kube::{Client, Error as KubeError};
 use longshore_pod::spec;
 use tokio::sync::Mutex as AsyncMutex;
 
@@ -20,6 +20,11 @@ use super::{Error, within_deadline};
 const LONGEST_USE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Renewals are spread over so many seconds, so that pods made together do not ask together.
 const SPREAD: u64 = 10;
+
+/// The apiserver refuses a token for a pod that it does not yet know to be on this node, and its
+/// own view may be behind the watch from which the node knows it.
+const LAG: [Duration; 3] =
+    [Duration::from_millis(50), Duration::from_millis(150), Duration::from_millis(400)];
 
 /// What the apiserver gives when a projection names no life.
 const DEFAULT_LIFE: i64 = 3600;
@@ -101,10 +106,17 @@ async fn create(
         ..TokenRequest::default()
     };
     let api = Api::<ServiceAccount>::namespaced(client.clone(), namespace);
-    let answer: TokenRequest =
-        within_deadline(api.create_subresource("token", account, &PostParams::default(), &body))
-            .await
-            .map_err(|error| Error::request(action(), error))?;
+    let mut pauses = LAG.into_iter();
+    let answer: TokenRequest = loop {
+        let params = PostParams::default();
+        let asked = within_deadline(api.create_subresource("token", account, &params, &body)).await;
+        match (asked, pauses.next()) {
+            (Err(KubeError::Api(status)), Some(pause)) if status.code == 403 => {
+                tokio::time::sleep(pause).await;
+            }
+            (asked, _) => break asked.map_err(|error| Error::request(action(), error))?,
+        }
+    };
     let empty = || Error::Request { action: action(), reason: "the answer holds no token".into() };
     let status = answer.status.ok_or_else(empty)?;
     let (Some(text), Some(expires)) =

@@ -233,7 +233,8 @@ fn with_tag(image: &str) -> Option<String> {
             && part.ends_with(|c: char| c.is_ascii_alphanumeric())
     };
     let valid = repository.split('/').all(valid_part)
-        && host != Some("")
+        && host
+            .is_none_or(|host| host.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '['))
         && tag.is_none_or(|tag| !tag.is_empty() && tag.len() <= 128)
         && digest
             .is_none_or(|digest| digest.split_once(':').is_some_and(|(_, hex)| hex.len() >= 32));

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use k8s_openapi::api::core::v1::Pod;
 use longshore_pod::{Timestamp, spec};
+use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use super::defaults;
@@ -29,14 +30,30 @@ fn field(field: impl Into<String>, reason: impl Into<String>) -> Error {
     Error::Field { field: field.into(), reason: reason.into() }
 }
 
+/// What a document says that it is.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct TypeMeta {
+    api_version: String,
+    kind: String,
+}
+
 /// The static pod that a manifest describes.
 ///
 /// Its UID follows from the node, the file and the content: the same manifest is the same pod
 /// after a restart, an edited one is another.
 pub(super) fn parse(bytes: &[u8], file: &Path, node_name: &str) -> Result<Pod, Error> {
     let text = std::str::from_utf8(bytes).map_err(|error| Error::Syntax(error.to_string()))?;
-    let mut pod: Pod = serde_saphyr::from_str(text)
-        .map_err(|error| Error::Syntax(first_line(&error.to_string())))?;
+    let syntax = |error: serde_saphyr::Error| Error::Syntax(first_line(&error.to_string()));
+    let kind: TypeMeta = serde_saphyr::from_str(text).map_err(syntax)?;
+    for (name, value, wanted) in
+        [("apiVersion", kind.api_version, "v1"), ("kind", kind.kind, "Pod")]
+    {
+        if value != wanted {
+            return Err(field(name, format!("{value:?} is not {wanted:?}")));
+        }
+    }
+    let mut pod: Pod = serde_saphyr::from_str(text).map_err(syntax)?;
     validate(&pod)?;
     let name = spec::name(&pod).to_owned();
     let metadata = &mut pod.metadata;

@@ -1,5 +1,12 @@
 //! A cluster of one node on a test host, and the questions that tests ask of it.
-#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    missing_docs
+)]
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -154,8 +161,9 @@ impl Cluster {
 
 pub async fn client(kubeconfig: PathBuf) -> Client {
     let kubeconfig = Kubeconfig::read_from(kubeconfig).expect("a kubeconfig");
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default());
-    Client::try_from(config.await.expect("a config")).expect("a client")
+    let options = KubeConfigOptions::default();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.expect("a config");
+    Client::try_from(config).expect("a client")
 }
 
 /// A spec with one busybox container `c` that runs a script.

@@ -123,7 +123,10 @@ impl ServeArgs {
             Some(servers) => {
                 let hosts = servers.split(',').map(|server| {
                     let server = server.trim().trim_end_matches('/');
-                    server.strip_prefix("http://").or_else(|| server.strip_prefix("etcd://")).unwrap_or(server)
+                    server
+                        .strip_prefix("http://")
+                        .or_else(|| server.strip_prefix("etcd://"))
+                        .unwrap_or(server)
                 });
                 format!("etcd://{}", hosts.collect::<Vec<_>>().join(","))
             }
@@ -144,13 +147,19 @@ impl ServeArgs {
             "--etcd-servers"
         } else {
             let dir = self.data_dir.display();
-            std::fs::create_dir_all(&self.data_dir).with_context(|| format!("--data-dir: create {dir}"))?;
+            std::fs::create_dir_all(&self.data_dir)
+                .with_context(|| format!("--data-dir: create {dir}"))?;
             "--data-dir"
         };
         let location = self.store();
-        let store = longshore_store::open(&location).await.with_context(|| format!("{flag}: open {location}"))?;
+        let store = longshore_store::open(&location)
+            .await
+            .with_context(|| format!("{flag}: open {location}"))?;
         let identity = |certificate: &Option<PathBuf>, key: &Option<PathBuf>| {
-            certificate.clone().zip(key.clone()).map(|(certificate, key)| Identity { certificate, key })
+            certificate
+                .clone()
+                .zip(key.clone())
+                .map(|(certificate, key)| Identity { certificate, key })
         };
         Ok(crate::Config {
             store,
@@ -249,7 +258,9 @@ mod tests {
 
     #[test]
     fn a_nodes_group_goes_without_saying() {
-        let Some(Command::Kubeconfig(args)) = parse("kubeconfig --user system:node:n1").unwrap().command else {
+        let Some(Command::Kubeconfig(args)) =
+            parse("kubeconfig --user system:node:n1").unwrap().command
+        else {
             panic!()
         };
         assert_eq!(args.group(), "system:nodes");

@@ -37,7 +37,8 @@ impl Cidr {
     /// Whether a service may have this address.
     pub fn contains(&self, address: IpAddr) -> bool {
         address.is_ipv4() == self.first.is_ipv4()
-            && (1..=u128::from(self.size())).contains(&to_number(address).wrapping_sub(to_number(self.first)))
+            && (1..=u128::from(self.size()))
+                .contains(&to_number(address).wrapping_sub(to_number(self.first)))
     }
 
     /// `IPv4` or `IPv6`, as in `spec.ipFamilies`.
@@ -117,7 +118,16 @@ mod tests {
 
     #[test]
     fn bad_ranges_are_refused() {
-        for text in ["", "10.0.0.0", "10.0.0.0/", "10.0.0.0/33", "10.0.0.0/31", "x/8", "fd00::/64", "0.0.0.0/0"] {
+        for text in [
+            "",
+            "10.0.0.0",
+            "10.0.0.0/",
+            "10.0.0.0/33",
+            "10.0.0.0/31",
+            "x/8",
+            "fd00::/64",
+            "0.0.0.0/0",
+        ] {
             assert!(text.parse::<Cidr>().is_err(), "{text}");
         }
     }

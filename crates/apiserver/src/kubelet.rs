@@ -60,7 +60,9 @@ impl Endpoint {
         let addresses = || node["status"]["addresses"].as_array().into_iter().flatten();
         let host = ["InternalIP", "Hostname", "ExternalIP"]
             .iter()
-            .find_map(|kind| addresses().find(|address| address["type"] == *kind)?["address"].as_str())
+            .find_map(|kind| {
+                addresses().find(|address| address["type"] == *kind)?["address"].as_str()
+            })
             .ok_or_else(|| Error::NoAddress(crate::object::name(node).to_owned()))?;
         let port = node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"].as_u64();
         let port = port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
@@ -82,7 +84,8 @@ impl KubeletClient {
         let verifying = match ca {
             None => trusting.clone(),
             Some(ca) => {
-                let verifier = WebPkiServerVerifier::builder_with_provider(roots(ca)?.into(), provider());
+                let verifier =
+                    WebPkiServerVerifier::builder_with_provider(roots(ca)?.into(), provider());
                 connector(identity, verifier.build().map_err(|error| invalid(ca, error))?)?
             }
         };
@@ -98,10 +101,12 @@ impl KubeletClient {
     ) -> Result<Response<Incoming>, Error> {
         let address = endpoint.authority();
         let late = |_| Error::Timeout(address.clone());
-        let stream = timeout(CONNECT_TIMEOUT, self.connect(endpoint, &address, skip_verification)).await;
+        let stream =
+            timeout(CONNECT_TIMEOUT, self.connect(endpoint, &address, skip_verification)).await;
         let stream = stream.map_err(late)??;
         let http = |source| Error::Http { address: address.clone(), source };
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
         // Ends when the answer's body has been read or dropped.
         tokio::spawn(connection);
         let request = Request::get(path)
@@ -131,7 +136,10 @@ fn invalid(path: &Path, error: impl std::fmt::Display) -> pki::Error {
     pki::Error::Invalid { path: PathBuf::from(path), reason: error.to_string() }
 }
 
-fn connector(identity: &Identity, verifier: Arc<dyn ServerCertVerifier>) -> pki::Result<TlsConnector> {
+fn connector(
+    identity: &Identity,
+    verifier: Arc<dyn ServerCertVerifier>,
+) -> pki::Result<TlsConnector> {
     let (chain, key) = load(identity)?;
     let config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()

@@ -123,13 +123,15 @@ impl Server {
         let tls = Arc::new(Tls::new(&serving, &client_ca)?);
         let admin_kubeconfig = config.cert_dir.join("admin.conf");
         let local = SocketAddr::new(reachable(address.ip()), address.port());
-        kubeconfig(&pki, &format!("https://{local}"), "kubernetes-admin", auth::MASTERS)?.write(&admin_kubeconfig)?;
+        kubeconfig(&pki, &format!("https://{local}"), "kubernetes-admin", auth::MASTERS)?
+            .write(&admin_kubeconfig)?;
         for node in &config.node_names {
             node_kubeconfig(&pki, &format!("https://{advertised}"), node)?
                 .write(&config.cert_dir.join(format!("kubelet-{node}.conf")))?;
         }
 
-        let api = Arc::new(Api::new(config.store, config.service_range, config.event_ttl, advertised));
+        let api =
+            Arc::new(Api::new(config.store, config.service_range, config.event_ttl, advertised));
         tasks::bootstrap::run(&api).await?;
         let stop = CancellationToken::new();
         let kubelet = KubeletClient::new(&kubelet_client, config.kubelet_ca.as_deref())?;
@@ -166,7 +168,11 @@ impl Server {
             },
             server::serve(self.listener, self.tls, self.router, parts.clone()),
             tasks::namespaces::run(&self.api, parts.clone()),
-            tasks::compaction::run(&**self.api.registry.store(), self.compaction_interval, parts.clone()),
+            tasks::compaction::run(
+                &**self.api.registry.store(),
+                self.compaction_interval,
+                parts.clone()
+            ),
         );
     }
 }
@@ -174,8 +180,12 @@ impl Server {
 /// The kubeconfig of a user in a group.
 pub fn kubeconfig(pki: &Pki, server: &str, user: &str, group: &str) -> pki::Result<Kubeconfig> {
     // A file name for any user, and the same for the same user.
-    let stem: String = user.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect();
-    let identity = pki.client(&format!("client-{stem}"), user, Some(group).filter(|group| !group.is_empty()))?;
+    let stem: String = user
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' })
+        .collect();
+    let identity =
+        pki.client(&format!("client-{stem}"), user, Some(group).filter(|group| !group.is_empty()))?;
     Kubeconfig::new(pki, server, user, &identity)
 }
 
@@ -195,7 +205,8 @@ fn serving_names(config: &Config, bound: IpAddr) -> Vec<String> {
     ]
     .map(str::to_owned)
     .into();
-    let mut addresses = vec![IpAddr::from([127, 0, 0, 1]), config.advertise, config.service_range.address(0)];
+    let mut addresses =
+        vec![IpAddr::from([127, 0, 0, 1]), config.advertise, config.service_range.address(0)];
     if !bound.is_unspecified() {
         addresses.push(bound);
     }

@@ -30,9 +30,7 @@ pub(crate) fn is_deleting(object: &Value) -> bool {
 
 /// Whether something must still happen before the object may go.
 pub(crate) fn has_finalizers(object: &Value) -> bool {
-    object["metadata"]["finalizers"]
-        .as_array()
-        .is_some_and(|finalizers| !finalizers.is_empty())
+    object["metadata"]["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty())
 }
 
 fn text<'a>(object: &'a Value, field: &str) -> &'a str {
@@ -90,6 +88,7 @@ pub(crate) fn generated_name(base: &str) -> Result<String, getrandom::Error> {
     while !base.is_char_boundary(end) {
         end -= 1;
     }
-    let letters = random.iter().map(|byte| char::from(ALPHABET[usize::from(*byte) % ALPHABET.len()]));
+    let letters =
+        random.iter().map(|byte| char::from(ALPHABET[usize::from(*byte) % ALPHABET.len()]));
     Ok(base[..end].chars().chain(letters).collect())
 }

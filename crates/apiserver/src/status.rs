@@ -55,7 +55,13 @@ impl StatusError {
         Self { code, reason, message: message.into(), details: None }
     }
 
-    fn about(code: u16, reason: &'static str, resource: &Resource, name: &str, message: String) -> Self {
+    fn about(
+        code: u16,
+        reason: &'static str,
+        resource: &Resource,
+        name: &str,
+        message: String,
+    ) -> Self {
         Self::plain(code, reason, message).with_details(Details {
             name: name.to_owned(),
             group: resource.group.to_owned(),
@@ -81,7 +87,13 @@ impl StatusError {
     /// 404: no object of that name.
     #[must_use]
     pub fn not_found(resource: &Resource, name: &str) -> Self {
-        Self::about(404, "NotFound", resource, name, format!("{} {name:?} not found", resource.qualified()))
+        Self::about(
+            404,
+            "NotFound",
+            resource,
+            name,
+            format!("{} {name:?} not found", resource.qualified()),
+        )
     }
 
     /// 404: no such path, group, version or resource.
@@ -110,7 +122,8 @@ impl StatusError {
     /// 409: the request does not fit the stored object; `why` is [`MODIFIED`] for a stale update.
     #[must_use]
     pub fn conflict(resource: &Resource, name: &str, why: &str) -> Self {
-        let message = format!("Operation cannot be fulfilled on {} {name:?}: {why}", resource.qualified());
+        let message =
+            format!("Operation cannot be fulfilled on {} {name:?}: {why}", resource.qualified());
         Self::about(409, "Conflict", resource, name, message)
     }
 
@@ -132,24 +145,29 @@ impl StatusError {
             [one] => one.clone(),
             many => format!("[{}]", many.join(", ")),
         };
-        Self::plain(422, "Invalid", format!("{kind} {name:?} is invalid: {all}")).with_details(Details {
-            name: name.to_owned(),
-            group: resource.group.to_owned(),
-            kind: resource.kind.to_owned(),
-            causes,
-            retry_after_seconds: 0,
-        })
+        Self::plain(422, "Invalid", format!("{kind} {name:?} is invalid: {all}")).with_details(
+            Details {
+                name: name.to_owned(),
+                group: resource.group.to_owned(),
+                kind: resource.kind.to_owned(),
+                causes,
+                retry_after_seconds: 0,
+            },
+        )
     }
 
     /// 422: a patch that is well formed but cannot be carried out on the stored object.
     #[must_use]
     pub fn unprocessable(why: impl Into<String>) -> Self {
-        Self::plain(422, "Invalid", "the server rejected our request due to an error in our request").with_details(
-            Details {
-                causes: vec![Cause { reason: "", message: why.into(), field: String::new() }],
-                ..Details::default()
-            },
+        Self::plain(
+            422,
+            "Invalid",
+            "the server rejected our request due to an error in our request",
         )
+        .with_details(Details {
+            causes: vec![Cause { reason: "", message: why.into(), field: String::new() }],
+            ..Details::default()
+        })
     }
 
     /// 400: the request cannot be understood.
@@ -195,7 +213,8 @@ impl StatusError {
     /// 405: this verb is not served on this resource.
     #[must_use]
     pub fn method_not_allowed(resource: &Resource, verb: &str) -> Self {
-        let message = format!("{verb} is not supported on resources of kind {:?}", resource.qualified());
+        let message =
+            format!("{verb} is not supported on resources of kind {:?}", resource.qualified());
         Self::about(405, "MethodNotAllowed", resource, "", message)
     }
 
@@ -212,7 +231,8 @@ impl StatusError {
     /// 406: none of the types in `Accept` can be produced.
     #[must_use]
     pub fn not_acceptable(produced: &[&str]) -> Self {
-        let message = format!("only the following media types are accepted: {}", produced.join(", "));
+        let message =
+            format!("only the following media types are accepted: {}", produced.join(", "));
         Self::plain(406, "NotAcceptable", message)
     }
 
@@ -232,10 +252,12 @@ impl StatusError {
     #[must_use]
     pub fn internal(why: impl std::fmt::Display) -> Self {
         let why = why.to_string();
-        Self::plain(500, "InternalError", format!("Internal error occurred: {why}")).with_details(Details {
-            causes: vec![Cause { reason: "", message: why, field: String::new() }],
-            ..Details::default()
-        })
+        Self::plain(500, "InternalError", format!("Internal error occurred: {why}")).with_details(
+            Details {
+                causes: vec![Cause { reason: "", message: why, field: String::new() }],
+                ..Details::default()
+            },
+        )
     }
 
     /// 504: the request took longer than it may.
@@ -288,7 +310,9 @@ impl Details {
 impl Cause {
     fn to_value(&self) -> Value {
         let mut map = Map::new();
-        for (key, text) in [("reason", self.reason), ("message", &self.message), ("field", &self.field)] {
+        for (key, text) in
+            [("reason", self.reason), ("message", &self.message), ("field", &self.field)]
+        {
             put(&mut map, key, text);
         }
         Value::Object(map)
@@ -303,5 +327,6 @@ fn put(map: &mut Map<String, Value>, key: &str, text: &str) {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #[path = "status_tests.rs"]
 mod tests;

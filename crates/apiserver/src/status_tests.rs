@@ -13,8 +13,18 @@ fn upstream_wording() {
     let leases = resource("coordination.k8s.io", "leases");
     let table = [
         (StatusError::not_found(pods, "x"), 404, "NotFound", r#"pods "x" not found"#),
-        (StatusError::not_found(leases, "x"), 404, "NotFound", r#"leases.coordination.k8s.io "x" not found"#),
-        (StatusError::already_exists(pods, "x"), 409, "AlreadyExists", r#"pods "x" already exists"#),
+        (
+            StatusError::not_found(leases, "x"),
+            404,
+            "NotFound",
+            r#"leases.coordination.k8s.io "x" not found"#,
+        ),
+        (
+            StatusError::already_exists(pods, "x"),
+            409,
+            "AlreadyExists",
+            r#"pods "x" already exists"#,
+        ),
         (
             StatusError::conflict(pods, "x", MODIFIED),
             409,
@@ -70,7 +80,10 @@ fn invalid_lists_every_cause() {
     assert_eq!(one.message, r#"Pod "x" is invalid: spec.a: Required value"#);
     let leases = resource("coordination.k8s.io", "leases");
     let two = StatusError::invalid(leases, "x", vec![cause("a"), cause("b"), cause("b")]);
-    assert_eq!(two.message, r#"Lease.coordination.k8s.io "x" is invalid: [a: Required value, b: Required value]"#);
+    assert_eq!(
+        two.message,
+        r#"Lease.coordination.k8s.io "x" is invalid: [a: Required value, b: Required value]"#
+    );
     assert_eq!(
         two.to_value()["details"],
         json!({

@@ -16,23 +16,9 @@ fn message(status: &Value) -> &str {
     status["message"].as_str().unwrap_or_default()
 }
 
-/// `curl` with the CA and these arguments: code and body.
-fn curl(cluster: &Cluster, arguments: &[&str]) -> (u16, String) {
-    let output = std::process::Command::new("curl")
-        .args(["-s", "--path-as-is", "-w", "\n%{http_code}", "--cacert"])
-        .arg(cluster.pki().join("ca.crt"))
-        .args(arguments)
-        .output()
-        .unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    let (body, code) = text.rsplit_once('\n').unwrap();
-    (code.parse().unwrap(), body.to_owned())
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn strangers_are_refused_except_for_health_and_version() {
     let cluster = Cluster::start().await;
-    let url = |path: &str| format!("https://127.0.0.1:{}{path}", cluster.address.port());
     for (path, expected) in [
         ("/healthz", 200),
         ("/livez", 200),
@@ -43,33 +29,26 @@ async fn strangers_are_refused_except_for_health_and_version() {
         ("/api/v1/nodes", 401),
         ("/nowhere", 401),
     ] {
-        let (code, body) = curl(&cluster, &[&url(path)]);
+        let (code, body) = cluster.curl(path, &[]);
         assert_eq!(code, expected, "{path}: {body}");
         if expected == 401 {
             assert_eq!(serde_json::from_str::<Value>(&body).unwrap()["reason"], "Unauthorized");
         }
     }
-    assert!(curl(&cluster, &[&url("/readyz?verbose")]).1.contains("[+]store ok"));
+    assert!(cluster.curl("/readyz?verbose", &[]).1.contains("[+]store ok"));
 
     // A certificate of somebody else's CA, with the best of names.
     let other = Cluster::start().await;
-    let (certificate, key) =
-        (other.pki().join("client-kubernetes-admin.crt"), other.pki().join("client-kubernetes-admin.key"));
-    let (certificate, key) = (certificate.to_str().unwrap(), key.to_str().unwrap());
-    let (code, _) = curl(&cluster, &["--cert", certificate, "--key", key, &url("/api/v1/nodes")]);
-    assert_eq!(code, 401);
-    let (code, _) = curl(&cluster, &["--cert", certificate, "--key", key, &url("/healthz")]);
-    assert_eq!(code, 401);
-    let (code, _) = curl(&cluster, &["-H", "authorization: Bearer x", &url("/api/v1/nodes")]);
-    assert_eq!(code, 401);
-
-    // Both versions of HTTP.
-    let pki = cluster.pki();
-    let admin = [pki.join("client-kubernetes-admin.crt"), pki.join("client-kubernetes-admin.key")];
+    let (certificate, key) = (
+        other.pki().join("client-kubernetes-admin.crt"),
+        other.pki().join("client-kubernetes-admin.key"),
+    );
+    let foreign = ["--cert", certificate.to_str().unwrap(), "--key", key.to_str().unwrap()];
+    assert_eq!(cluster.curl("/api/v1/nodes", &foreign).0, 401);
+    assert_eq!(cluster.curl("/healthz", &foreign).0, 401);
+    assert_eq!(cluster.curl("/api/v1/nodes", &["-H", "authorization: Bearer x"]).0, 401);
     for version in ["--http1.1", "--http2"] {
-        let arguments =
-            [version, "--cert", admin[0].to_str().unwrap(), "--key", admin[1].to_str().unwrap(), &url("/api/v1/nodes")];
-        assert_eq!(curl(&cluster, &arguments).0, 200, "{version}");
+        assert_eq!(cluster.admin_curl("/api/v1/nodes", &[version]).0, 200, "{version}");
     }
 }
 
@@ -80,16 +59,21 @@ async fn a_node_has_its_own_and_no_more() {
     let own = |name: &str| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
     node.create("/api/v1/nodes", own("n1")).await;
     let (code, status) = node.call("POST", "/api/v1/nodes", Some(own("n2"))).await;
-    assert_eq!((code, message(&status)),
-        (403, "nodes \"n2\" is forbidden: node \"n1\" is not allowed to modify node \"n2\""));
+    assert_eq!(
+        (code, message(&status)),
+        (403, "nodes \"n2\" is forbidden: node \"n1\" is not allowed to modify node \"n2\"")
+    );
     assert_eq!(node.get("/api/v1/nodes/n1").await.0, 200);
     assert_eq!(node.get("/api/v1/nodes?fieldSelector=metadata.name%3Dn1").await.0, 200);
     assert_eq!(node.get("/api/v1/nodes").await.0, 403);
     let (code, status) = node.get("/api/v1/pods").await;
     assert_eq!(
         (code, message(&status)),
-        (403, "pods is forbidden: User \"system:node:n1\" cannot list resource \"pods\" in API group \"\" at the \
-               cluster scope: can only list/watch pods with spec.nodeName field selector")
+        (
+            403,
+            "pods is forbidden: User \"system:node:n1\" cannot list resource \"pods\" in API group \"\" at the \
+               cluster scope: can only list/watch pods with spec.nodeName field selector"
+        )
     );
     assert_eq!(node.get("/api/v1/pods?fieldSelector=spec.nodeName%3Dn1").await.0, 200);
     let patch = json!({"metadata": {"labels": {"example.com/x": "y"}}});
@@ -99,7 +83,11 @@ async fn a_node_has_its_own_and_no_more() {
         json!({"metadata": {"labels": {"foo.kubernetes.io/x": "y"}}}),
         json!({"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}}),
     ] {
-        assert_eq!(node.call("PATCH", "/api/v1/nodes/n1", Some(patch.clone())).await.0, 403, "{patch}");
+        assert_eq!(
+            node.call("PATCH", "/api/v1/nodes/n1", Some(patch.clone())).await.0,
+            403,
+            "{patch}"
+        );
     }
     let status = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
     assert_eq!(node.call("PATCH", "/api/v1/nodes/n1/status", Some(status)).await.0, 200);
@@ -108,17 +96,31 @@ async fn a_node_has_its_own_and_no_more() {
     admin.create(PODS, pod("mine", "n1")).await;
     admin.create(PODS, pod("other", "n2")).await;
     let running = json!({"status": {"phase": "Running"}});
-    assert_eq!(node.call("PATCH", &format!("{PODS}/mine/status"), Some(running.clone())).await.0, 200);
+    assert_eq!(
+        node.call("PATCH", &format!("{PODS}/mine/status"), Some(running.clone())).await.0,
+        200
+    );
     assert_eq!(node.call("PATCH", &format!("{PODS}/other/status"), Some(running)).await.0, 403);
-    assert_eq!((node.get(&format!("{PODS}/mine")).await.0, node.get(&format!("{PODS}/other")).await.0), (200, 403));
+    assert_eq!(
+        (node.get(&format!("{PODS}/mine")).await.0, node.get(&format!("{PODS}/other")).await.0),
+        (200, 403)
+    );
     assert_eq!(node.call("POST", PODS, Some(pod("new", "n1"))).await.0, 403, "only mirror pods");
-    assert_eq!(node.call("DELETE", &format!("{PODS}/other?gracePeriodSeconds=0"), None).await.0, 403);
+    assert_eq!(
+        node.call("DELETE", &format!("{PODS}/other?gracePeriodSeconds=0"), None).await.0,
+        403
+    );
     assert_eq!(admin.get(&format!("{PODS}/other")).await.0, 200);
 
     // Secrets: those of its pods, one by one.
     let secrets = "/api/v1/namespaces/default/secrets";
     for name in ["used", "unused"] {
-        admin.create(secrets, json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}})).await;
+        admin
+            .create(
+                secrets,
+                json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}}),
+            )
+            .await;
     }
     let mut user = pod("user", "n1");
     user["spec"]["volumes"] = json!([{"name": "v", "secret": {"secretName": "used"}}]);
@@ -126,7 +128,10 @@ async fn a_node_has_its_own_and_no_more() {
     assert_eq!(node.get(&format!("{secrets}/used")).await.0, 200);
     let (code, status) = node.get(&format!("{secrets}/unused")).await;
     assert_eq!(code, 403);
-    assert!(message(&status).ends_with("no relationship found between node 'n1' and this object"), "{status}");
+    assert!(
+        message(&status).ends_with("no relationship found between node 'n1' and this object"),
+        "{status}"
+    );
     assert_eq!(node.get(secrets).await.0, 403);
 
     // Leases, services, events.
@@ -138,7 +143,10 @@ async fn a_node_has_its_own_and_no_more() {
     assert_eq!(node.get("/apis/discovery.k8s.io/v1/endpointslices").await.0, 200);
     assert_eq!(node.call("DELETE", "/api/v1/nodes/n1", None).await.0, 403);
 
-    assert_eq!(node.call("DELETE", &format!("{PODS}/mine?gracePeriodSeconds=0"), None).await.0, 200);
+    assert_eq!(
+        node.call("DELETE", &format!("{PODS}/mine?gracePeriodSeconds=0"), None).await.0,
+        200
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -208,14 +216,11 @@ async fn hostile_bodies_and_paths() {
     // Without a length it is found out while reading.
     let file = cluster.dir.path().join("big.json");
     std::fs::write(&file, big.to_string()).unwrap();
-    let pki = cluster.pki();
-    let url = format!("https://127.0.0.1:{}{MAPS}", cluster.address.port());
-    let (certificate, key) = (pki.join("client-kubernetes-admin.crt"), pki.join("client-kubernetes-admin.key"));
-    let (code, _) = curl(&cluster, &[
-        "--http1.1", "-X", "POST", "-H", "transfer-encoding: chunked", "-H", "content-type: application/json", "--cert",
-        certificate.to_str().unwrap(), "--key", key.to_str().unwrap(), "--data-binary",
-        &format!("@{}", file.display()), &url,
-    ]);
+    let data = format!("@{}", file.display());
+    let chunked =
+        ["--http1.1", "-H", "transfer-encoding: chunked", "-H", "content-type: application/json"];
+    let (code, _) =
+        cluster.admin_curl(MAPS, &[chunked.as_slice(), &["--data-binary", &data]].concat());
     assert_eq!(code, 413);
 
     for (content_type, body, expected) in [
@@ -229,12 +234,15 @@ async fn hostile_bodies_and_paths() {
         ("application/json", String::new(), 400),
     ] {
         let began = std::time::Instant::now();
-        let (code, status) = admin.send("POST", MAPS, content_type, body.clone().into_bytes()).await;
+        let (code, status) =
+            admin.send("POST", MAPS, content_type, body.clone().into_bytes()).await;
         assert_eq!(code, expected, "{content_type} {:.40}: {status}", body);
         assert!(began.elapsed() < Duration::from_secs(5));
     }
     admin.create(MAPS, config_map("a", json!({}))).await;
-    let (code, _) = admin.send("PATCH", &format!("{MAPS}/a"), "application/apply-patch+yaml", b"{}".to_vec()).await;
+    let (code, _) = admin
+        .send("PATCH", &format!("{MAPS}/a"), "application/apply-patch+yaml", b"{}".to_vec())
+        .await;
     assert_eq!(code, 415);
     for path in [
         "/api/v1/namespaces/default/configmaps/..",
@@ -246,17 +254,24 @@ async fn hostile_bodies_and_paths() {
         "/api/v1/namespaces/default/configmaps/%ff",
         "/api/v1/namespaces/default/configmaps/a%25",
     ] {
-        let url = format!("https://127.0.0.1:{}{path}", cluster.address.port());
-        let admin = ["--cert", certificate.to_str().unwrap(), "--key", key.to_str().unwrap(), &url];
-        let (code, body) = curl(&cluster, &admin);
+        let (code, body) = cluster.admin_curl(path, &[]);
         assert_eq!(code, 400, "{path}: {body}");
     }
-    assert_eq!(admin.call("POST", &format!("{MAPS}/a"), Some(config_map("a", json!({})))).await.0, 405);
-    assert_eq!(admin.call("POST", "/api/v1/configmaps", Some(config_map("a", json!({})))).await.0, 405);
+    assert_eq!(
+        admin.call("POST", &format!("{MAPS}/a"), Some(config_map("a", json!({})))).await.0,
+        405
+    );
+    assert_eq!(
+        admin.call("POST", "/api/v1/configmaps", Some(config_map("a", json!({})))).await.0,
+        405
+    );
     assert_eq!(admin.get("/api/v1/nothings").await.0, 404);
     assert_eq!(admin.get("/apis/example.com/v1/things").await.0, 404);
     let (_, metrics) = admin.text("/metrics").await;
-    assert!(metrics.contains("resource=\"configmaps\"") && !metrics.contains("things"), "{metrics}");
+    assert!(
+        metrics.contains("resource=\"configmaps\"") && !metrics.contains("things"),
+        "{metrics}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -271,5 +286,8 @@ async fn silent_clients_do_not_hold_up_others() {
     assert_eq!(cluster.admin.get("/api/v1/nodes").await.0, 200);
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     let mut rest = Vec::new();
-    tokio::time::timeout(Duration::from_secs(5), silent[0].read_to_end(&mut rest)).await.unwrap().ok();
+    tokio::time::timeout(Duration::from_secs(5), silent[0].read_to_end(&mut rest))
+        .await
+        .unwrap()
+        .ok();
 }

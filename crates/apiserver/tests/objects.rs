@@ -32,9 +32,11 @@ async fn a_stale_update_is_refused_and_changes_nothing() {
     assert_eq!(cluster.admin.get(&path).await.1, second, "nothing changed");
 
     // Without a version the last writer wins; an equal object is not written again.
-    let (code, third) = cluster.admin.call("PUT", &path, Some(config_map("a", json!({"n": "3"})))).await;
+    let (code, third) =
+        cluster.admin.call("PUT", &path, Some(config_map("a", json!({"n": "3"})))).await;
     assert_eq!((code, third["data"]["n"].as_str()), (200, Some("3")));
-    let (_, same) = cluster.admin.call("PUT", &path, Some(config_map("a", json!({"n": "3"})))).await;
+    let (_, same) =
+        cluster.admin.call("PUT", &path, Some(config_map("a", json!({"n": "3"})))).await;
     assert_eq!(revision(&same), revision(&third));
     assert_eq!(same["metadata"]["uid"], first["metadata"]["uid"]);
 }
@@ -78,7 +80,8 @@ async fn no_update_is_lost_in_a_race() {
 async fn names_namespaces_and_dry_runs() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
-    let generated = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "job-"}});
+    let generated =
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "job-"}});
     let created = admin.create(MAPS, generated).await;
     let name = created["metadata"]["name"].as_str().unwrap();
     assert!(name.starts_with("job-") && name.len() == 9, "{name}");
@@ -87,7 +90,9 @@ async fn names_namespaces_and_dry_runs() {
 
     let (code, status) = admin.call("POST", MAPS, Some(config_map(name, json!({})))).await;
     assert_eq!((code, status["reason"].as_str()), (409, Some("AlreadyExists")));
-    let (code, _) = admin.call("POST", "/api/v1/namespaces/nowhere/configmaps", Some(config_map("a", json!({})))).await;
+    let (code, _) = admin
+        .call("POST", "/api/v1/namespaces/nowhere/configmaps", Some(config_map("a", json!({}))))
+        .await;
     assert_eq!(code, 404);
     let mut elsewhere = config_map("a", json!({}));
     elsewhere["metadata"]["namespace"] = "kube-system".into();
@@ -101,7 +106,13 @@ async fn names_namespaces_and_dry_runs() {
     assert_eq!(admin.get(&format!("{MAPS}/dry")).await.0, 404);
     assert_eq!(admin.call("DELETE", &format!("{MAPS}/{name}?dryRun=All"), None).await.0, 200);
     assert_eq!(admin.get(&format!("{MAPS}/{name}")).await.0, 200);
-    assert_eq!(admin.call("POST", &format!("{MAPS}?dryRun=Some"), Some(config_map("dry", json!({})))).await.0, 400);
+    assert_eq!(
+        admin
+            .call("POST", &format!("{MAPS}?dryRun=Some"), Some(config_map("dry", json!({}))))
+            .await
+            .0,
+        400
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -113,7 +124,8 @@ async fn preconditions_and_finalizers_of_a_deletion() {
     let held = admin.create(MAPS, held).await;
     let path = format!("{MAPS}/held");
     for precondition in [json!({"uid": "other"}), json!({"resourceVersion": "1"})] {
-        let options = json!({"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": precondition});
+        let options =
+            json!({"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": precondition});
         assert_eq!(admin.call("DELETE", &path, Some(options)).await.0, 409);
     }
     let options = json!({"preconditions": {"uid": held["metadata"]["uid"]}});
@@ -128,13 +140,17 @@ async fn preconditions_and_finalizers_of_a_deletion() {
 
     admin.create(MAPS, config_map("plain", json!({}))).await;
     let (_, status) = admin.call("DELETE", &format!("{MAPS}/plain"), None).await;
-    assert_eq!((status["status"].as_str(), status["details"]["kind"].as_str()), (Some("Success"), Some("configmaps")));
+    assert_eq!(
+        (status["status"].as_str(), status["details"]["kind"].as_str()),
+        (Some("Success"), Some("configmaps"))
+    );
     for name in ["a", "b", "c"] {
         let mut map = config_map(name, json!({}));
         map["metadata"]["labels"] = json!({"group": if name == "c" { "keep" } else { "go" }});
         admin.create(MAPS, map).await;
     }
-    let (code, deleted) = admin.call("DELETE", &format!("{MAPS}?labelSelector=group%3Dgo"), None).await;
+    let (code, deleted) =
+        admin.call("DELETE", &format!("{MAPS}?labelSelector=group%3Dgo"), None).await;
     assert_eq!((code, deleted["items"].as_array().unwrap().len()), (200, 2));
     assert_eq!(admin.get(MAPS).await.1["items"].as_array().unwrap().len(), 1);
 }
@@ -153,12 +169,17 @@ async fn a_pod_is_bound_and_deleted_with_grace() {
         "apiVersion": "v1", "kind": "Binding", "metadata": {"name": "web"},
         "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"},
     });
-    let (code, status) = admin.call("POST", &format!("{path}/binding"), Some(binding.clone())).await;
+    let (code, status) =
+        admin.call("POST", &format!("{path}/binding"), Some(binding.clone())).await;
     assert_eq!((code, status["status"].as_str()), (201, Some("Success")), "{status}");
     let (_, bound) = admin.get(&path).await;
     assert_eq!(bound["spec"]["nodeName"], "n1");
     assert_eq!(bound["status"]["conditions"][0]["type"], "PodScheduled");
-    assert_eq!(admin.call("POST", &format!("{path}/binding"), Some(binding)).await.0, 409, "bound already");
+    assert_eq!(
+        admin.call("POST", &format!("{path}/binding"), Some(binding)).await.0,
+        409,
+        "bound already"
+    );
 
     let (_, deleting) = admin.call("DELETE", &path, None).await;
     assert_eq!(deleting["metadata"]["deletionGracePeriodSeconds"], 30);
@@ -175,8 +196,12 @@ async fn a_pod_is_bound_and_deleted_with_grace() {
     assert_eq!(admin.get(&format!("{PODS}/unscheduled")).await.0, 404, "no node, no grace");
 
     admin.create(PODS, pod("evicted", "")).await;
-    let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "evicted"}});
-    assert_eq!(admin.call("POST", &format!("{PODS}/evicted/eviction"), Some(eviction)).await.0, 201);
+    let eviction =
+        json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "evicted"}});
+    assert_eq!(
+        admin.call("POST", &format!("{PODS}/evicted/eviction"), Some(eviction)).await.0,
+        201
+    );
     assert_eq!(admin.get(&format!("{PODS}/evicted")).await.0, 404);
 }
 
@@ -191,7 +216,10 @@ async fn status_is_written_apart() {
     assert_eq!(pod["spec"]["nodeName"], "n1");
     let patch = json!({"metadata": {"labels": {"x": "y"}}, "status": {"phase": "Failed"}});
     let (_, pod) = cluster.admin.call("PATCH", &path, Some(patch)).await;
-    assert_eq!((pod["status"]["phase"].as_str(), pod["metadata"]["labels"]["x"].as_str()), (Some("Running"), Some("y")));
+    assert_eq!(
+        (pod["status"]["phase"].as_str(), pod["metadata"]["labels"]["x"].as_str()),
+        (Some("Running"), Some("y"))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -209,7 +237,10 @@ async fn a_namespace_is_emptied_and_goes() {
     let (code, deleting) = admin.call("DELETE", "/api/v1/namespaces/shop", None).await;
     assert_eq!((code, deleting["status"]["phase"].as_str()), (200, Some("Terminating")));
     let (code, status) = admin.call("POST", pods, Some(pod("late", ""))).await;
-    assert_eq!((code, status["details"]["causes"][0]["reason"].as_str()), (403, Some("NamespaceTerminating")));
+    assert_eq!(
+        (code, status["details"]["causes"][0]["reason"].as_str()),
+        (403, Some("NamespaceTerminating"))
+    );
     eventually("the config map goes", || async {
         admin.get("/api/v1/namespaces/shop/configmaps/a").await.0 == 404
     })
@@ -221,7 +252,10 @@ async fn a_namespace_is_emptied_and_goes() {
     assert_eq!(admin.get("/api/v1/namespaces/shop").await.0, 200, "waits for the pod");
     // As its node would.
     admin.call("DELETE", &format!("{pods}/held?gracePeriodSeconds=0"), None).await;
-    eventually("the namespace goes", || async { admin.get("/api/v1/namespaces/shop").await.0 == 404 }).await;
+    eventually("the namespace goes", || async {
+        admin.get("/api/v1/namespaces/shop").await.0 == 404
+    })
+    .await;
     assert_eq!(admin.call("DELETE", "/api/v1/namespaces/default", None).await.0, 403);
 }
 
@@ -241,7 +275,8 @@ async fn services_never_share_an_address() {
         service
     };
     let makers = (0..40).map(|i| {
-        let (client, body) = (admin.clone(), service(&format!("s{i}"), json!({"type": "NodePort"})));
+        let (client, body) =
+            (admin.clone(), service(&format!("s{i}"), json!({"type": "NodePort"})));
         tokio::spawn(async move { client.create(path, body).await })
     });
     let mut seen = std::collections::HashSet::new();
@@ -250,10 +285,15 @@ async fn services_never_share_an_address() {
         assert!(seen.insert(service["spec"]["clusterIP"].to_string()), "{service}");
         assert!(seen.insert(service["spec"]["ports"][0]["nodePort"].to_string()), "{service}");
     }
-    let (code, taken) = admin.call("POST", path, Some(service("x", json!({"clusterIP": "10.96.0.1"})))).await;
+    let (code, taken) =
+        admin.call("POST", path, Some(service("x", json!({"clusterIP": "10.96.0.1"})))).await;
     assert_eq!(code, 422);
-    assert!(taken["message"].as_str().unwrap().contains("provided IP is already allocated"), "{taken}");
-    let (code, outside) = admin.call("POST", path, Some(service("x", json!({"clusterIP": "10.97.0.1"})))).await;
+    assert!(
+        taken["message"].as_str().unwrap().contains("provided IP is already allocated"),
+        "{taken}"
+    );
+    let (code, outside) =
+        admin.call("POST", path, Some(service("x", json!({"clusterIP": "10.97.0.1"})))).await;
     assert_eq!(code, 422);
     assert!(outside["message"].as_str().unwrap().contains("not in the valid range"), "{outside}");
 
@@ -262,14 +302,21 @@ async fn services_never_share_an_address() {
     admin.call("DELETE", &format!("{path}/mine"), None).await;
     admin.create(path, mine).await;
     // A PUT without the address keeps it.
-    let (code, kept) = admin.call("PUT", &format!("{path}/mine"), Some(service("mine", json!({"type": "NodePort"})))).await;
+    let (code, kept) = admin
+        .call("PUT", &format!("{path}/mine"), Some(service("mine", json!({"type": "NodePort"}))))
+        .await;
     assert_eq!((code, kept["spec"]["clusterIP"].as_str()), (200, Some("10.96.0.5")), "{kept}");
     let port = kept["spec"]["ports"][0]["nodePort"].clone();
     assert!(port.is_u64());
     let back = json!({"spec": {"type": "ClusterIP"}});
     let (code, back) = admin.call("PATCH", &format!("{path}/mine"), Some(back)).await;
-    assert_eq!((code, &back["spec"]["ports"][0]["nodePort"]), (200, &serde_json::Value::Null), "{back}");
-    let again = service("again", json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]}));
+    assert_eq!(
+        (code, &back["spec"]["ports"][0]["nodePort"]),
+        (200, &serde_json::Value::Null),
+        "{back}"
+    );
+    let again =
+        service("again", json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]}));
     admin.create(path, again).await;
     let headless = admin.create(path, service("headless", json!({"clusterIP": "None"}))).await;
     assert_eq!(headless["spec"]["clusterIPs"][0], "None");
@@ -279,14 +326,21 @@ async fn services_never_share_an_address() {
 async fn what_a_cluster_starts_with() {
     let cluster = Cluster::start().await;
     let (_, namespaces) = cluster.admin.get("/api/v1/namespaces").await;
-    let names: Vec<_> = namespaces["items"].as_array().unwrap().iter().map(|n| n["metadata"]["name"].clone()).collect();
+    let names: Vec<_> = namespaces["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|n| n["metadata"]["name"].clone())
+        .collect();
     assert_eq!(json!(names), json!(["default", "kube-node-lease", "kube-public", "kube-system"]));
     let (_, service) = cluster.admin.get("/api/v1/namespaces/default/services/kubernetes").await;
     assert_eq!(service["spec"]["clusterIP"], "10.96.0.1");
     let (_, endpoints) = cluster.admin.get("/api/v1/namespaces/default/endpoints/kubernetes").await;
     assert_eq!(endpoints["subsets"][0]["ports"][0]["port"], cluster.address.port());
-    let (code, _) =
-        cluster.admin.get("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes").await;
+    let (code, _) = cluster
+        .admin
+        .get("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes")
+        .await;
     assert_eq!(code, 200);
 }
 
@@ -302,10 +356,35 @@ async fn a_controller_is_scaled() {
     cluster.admin.create(path, controller).await;
     let scale = format!("{path}/rc/scale");
     let (code, got) = cluster.admin.get(&scale).await;
-    assert_eq!((code, got["spec"]["replicas"].as_i64(), got["status"]["selector"].as_str()), (200, Some(1), Some("a=b")));
-    let (code, set) = cluster.admin.call("PATCH", &scale, Some(json!({"spec": {"replicas": 3}}))).await;
+    assert_eq!(
+        (code, got["spec"]["replicas"].as_i64(), got["status"]["selector"].as_str()),
+        (200, Some(1), Some("a=b"))
+    );
+    let (code, set) =
+        cluster.admin.call("PATCH", &scale, Some(json!({"spec": {"replicas": 3}}))).await;
     assert_eq!((code, set["spec"]["replicas"].as_i64()), (200, Some(3)), "{set}");
-    let (code, _) = cluster.admin.call("PATCH", &scale, Some(json!({"spec": {"replicas": -1}}))).await;
+    let (code, _) =
+        cluster.admin.call("PATCH", &scale, Some(json!({"spec": {"replicas": -1}}))).await;
     assert_eq!(code, 422);
     assert_eq!(cluster.admin.get(&format!("{path}/rc")).await.1["metadata"]["generation"], 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unknown_fields_are_warned_of_or_refused() {
+    let cluster = Cluster::start().await;
+    let mut map = config_map("a", json!({}));
+    map["dataa"] = json!({});
+    let post = |query: &str| {
+        let request = hyper::Request::post(format!("{MAPS}?{query}"))
+            .header("content-type", "application/json");
+        let request = request.body(kube::client::Body::from(map.to_string().into_bytes())).unwrap();
+        let client = cluster.admin.clone();
+        async move { client.0.send(request).await.unwrap() }
+    };
+    let strict = post("fieldValidation=Strict").await;
+    assert_eq!(strict.status().as_u16(), 400);
+    let warned = post("").await;
+    assert_eq!(warned.status().as_u16(), 201);
+    let warning = warned.headers()["warning"].to_str().unwrap();
+    assert!(warning.starts_with("299 - \"") && warning.contains("dataa"), "{warning}");
 }

@@ -70,22 +70,22 @@ impl Line {
     }
 }
 
-/// The whole panel, at most `height` lines: events give way first, then pods.
+/// The whole panel, at most `height` lines: what comes last gives way first, but for the foot.
 pub(crate) fn panel(look: &Look, kubeconfig: &Path, width: usize, height: usize) -> Vec<Line> {
-    let mut lines = head(look);
-    lines.push(Line::default());
-    lines.extend(daemons(look));
-    lines.push(Line::default());
     let foot = foot(look, kubeconfig, width);
-
-    let room = height.saturating_sub(lines.len() + foot.len());
-    let pods = table(&look.pods);
-    lines.extend(pods.into_iter().take(room));
-    let room = height.saturating_sub(lines.len() + foot.len());
-    // A title and one event at least.
+    let mut lines = head(look);
+    let room = |lines: &Vec<Line>| height.saturating_sub(lines.len() + foot.len());
+    for section in [table(&look.pods), daemons(look)] {
+        let room = room(&lines);
+        // A blank line, the title and one row at least.
+        if room >= 3 {
+            lines.push(Line::default());
+            lines.extend(section.into_iter().take(room - 1));
+        }
+    }
+    let room = room(&lines);
     if room >= 3 {
-        lines.push(Line::default());
-        lines.push(Line::dim("EVENTS"));
+        lines.extend([Line::default(), Line::dim("EVENTS")]);
         let skip = look.events.len().saturating_sub(room - 2);
         lines.extend(look.events.iter().skip(skip).map(event));
     }

@@ -76,6 +76,14 @@ fn a_panel_shows_what_matters() {
 }
 
 #[test]
+fn on_a_low_terminal_pods_and_commands_remain() {
+    let lines = text(&panel(&look(), Path::new("/k"), 80, 12)).concat();
+    for needle in ["default/hello", "default/broken", "kubectl", "curl"] {
+        assert!(lines.contains(needle), "{needle:?} is not in {lines:?}");
+    }
+}
+
+#[test]
 fn a_command_is_wrapped_and_not_cut() {
     let lines = text(&panel(&look(), Path::new("/a/long/kubeconfig"), 20, 40));
     let all = lines.concat();

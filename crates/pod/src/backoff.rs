@@ -77,7 +77,11 @@ mod tests {
     #[test]
     fn doubles_up_to_the_maximum_and_resets_after_a_quiet_time() {
         let mut backoff = Backoff::new(RESTART_BASE, RESTART_MAX);
-        assert_eq!(backoff.waits_until(&"c", at(0), at(0)), None, "a first failure restarts at once");
+        assert_eq!(
+            backoff.waits_until(&"c", at(0), at(0)),
+            None,
+            "a first failure restarts at once"
+        );
         let mut failed = 0;
         for expected in [10, 20, 40, 80, 160, 300, 300] {
             backoff.next(&"c", at(failed));

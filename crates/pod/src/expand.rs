@@ -11,7 +11,9 @@ pub fn expand<'a>(input: &str, lookup: impl Fn(&str) -> Option<&'a str>) -> Stri
         if let Some(after) = rest.strip_prefix('$') {
             output.push('$');
             rest = after;
-        } else if let Some((name, after)) = rest.strip_prefix('(').and_then(|body| body.split_once(')')) {
+        } else if let Some((name, after)) =
+            rest.strip_prefix('(').and_then(|body| body.split_once(')'))
+        {
             match lookup(name) {
                 Some(value) => output.push_str(value),
                 None => {

@@ -29,9 +29,7 @@ pub fn container_hash(container: &Container) -> u64 {
 
 /// 32-bit FNV-1a.
 pub fn fnv1a(bytes: &[u8]) -> u32 {
-    bytes
-        .iter()
-        .fold(FNV_OFFSET, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(FNV_PRIME))
+    bytes.iter().fold(FNV_OFFSET, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(FNV_PRIME))
 }
 
 #[cfg(test)]

@@ -94,7 +94,12 @@ pub fn backoff_key(container: &Container) -> BackoffKey {
 }
 
 /// The next steps for a pod that should run.
-pub fn plan(pod: &Pod, observed: &ObservedPod, backoff: &Backoff<BackoffKey>, now: Timestamp) -> Plan {
+pub fn plan(
+    pod: &Pod,
+    observed: &ObservedPod,
+    backoff: &Backoff<BackoffKey>,
+    now: Timestamp,
+) -> Plan {
     let Some(pod_spec) = &pod.spec else { return Plan::default() };
     let planner = Planner { spec: pod_spec, observed, backoff, now };
     match usable_sandbox(pod, observed) {
@@ -163,7 +168,8 @@ impl Planner<'_> {
             .filter(|container| !spec::is_sidecar(container))
             .find_map(|container| {
                 let code = self.observed.newest(&container.name)?.exit_code()?;
-                (code != 0).then(|| !spec::restarts(self.spec, ContainerKind::Init, container, code))
+                (code != 0)
+                    .then(|| !spec::restarts(self.spec, ContainerKind::Init, container, code))
             })
     }
 
@@ -175,7 +181,9 @@ impl Planner<'_> {
             over = true;
             for container in &self.spec.containers {
                 let verdict = self.verdict(sandbox, ContainerKind::Regular, container);
-                let runs = self.current(sandbox, &container.name).is_some_and(observed::Container::is_running);
+                let runs = self
+                    .current(sandbox, &container.name)
+                    .is_some_and(observed::Container::is_running);
                 over &= matches!(verdict, Verdict::Leave) && !runs;
                 self.apply(verdict, ContainerKind::Regular, container, &mut plan);
             }
@@ -195,7 +203,9 @@ impl Planner<'_> {
         for container in spec::init_containers(self.spec) {
             if spec::is_sidecar(container) {
                 let verdict = self.verdict(sandbox, ContainerKind::Sidecar, container);
-                let runs = self.current(sandbox, &container.name).is_some_and(observed::Container::is_running);
+                let runs = self
+                    .current(sandbox, &container.name)
+                    .is_some_and(observed::Container::is_running);
                 self.apply(verdict, ContainerKind::Sidecar, container, plan);
                 if !runs && !started {
                     return Ok(false);

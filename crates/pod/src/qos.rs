@@ -77,7 +77,8 @@ pub fn milli(quantity: &Quantity) -> Option<i128> {
     } else {
         denominator = scale;
     }
-    denominator = denominator.checked_mul(10i128.checked_pow(u32::try_from(fraction.len()).ok()?)?)?;
+    denominator =
+        denominator.checked_mul(10i128.checked_pow(u32::try_from(fraction.len()).ok()?)?)?;
     let rounded = numerator.checked_add(denominator - 1)? / denominator;
     Some(if negative { -rounded } else { rounded })
 }

@@ -95,18 +95,20 @@ pub fn field_path(kind: ContainerKind, name: &str) -> String {
 }
 
 /// Whether a container that ended with `exit_code` is to run again under the policies of its pod.
-pub fn restarts(spec: &PodSpec, kind: ContainerKind, container: &Container, exit_code: i32) -> bool {
+pub fn restarts(
+    spec: &PodSpec,
+    kind: ContainerKind,
+    container: &Container,
+    exit_code: i32,
+) -> bool {
     if kind == ContainerKind::Sidecar {
         return true;
     }
     if let Some(verdict) = restart_rule(container, exit_code) {
         return verdict;
     }
-    let policy = container
-        .restart_policy
-        .as_deref()
-        .or(spec.restart_policy.as_deref())
-        .unwrap_or("Always");
+    let policy =
+        container.restart_policy.as_deref().or(spec.restart_policy.as_deref()).unwrap_or("Always");
     match policy {
         "Never" => false,
         "OnFailure" => exit_code != 0,

@@ -44,7 +44,7 @@ pub enum Error {
     },
     /// A program of this project has not been built.
     #[error(
-        "{name} is not built (looked in {}): run `cargo build --bin {name}` first, \
+        "{name} is not built (looked in {}): run `cargo build --workspace --bins` first, \
          or name its folder in LONGSHORE_BIN_DIR", looked_in.display()
     )]
     NotBuilt {

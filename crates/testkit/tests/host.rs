@@ -89,7 +89,8 @@ async fn a_running_pod_goes_with_its_host() -> Result<()> {
     assert!(answer.ends_with("web\n"), "{answer}");
     let named = |name: &str| {
         let is_it = |pid: &u32| {
-            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim_end() == name)
+            fs::read_to_string(format!("/proc/{pid}/comm"))
+                .is_ok_and(|comm| comm.trim_end() == name)
         };
         host.processes().into_iter().find(is_it)
     };

@@ -29,7 +29,9 @@ pub(crate) async fn admit_create(
     if !is_terminating(&registry.get(core("namespaces")?, "", namespace).await?) {
         return Ok(());
     }
-    let why = format!("unable to create new content in namespace {namespace} because it is being terminated");
+    let why = format!(
+        "unable to create new content in namespace {namespace} because it is being terminated"
+    );
     let mut error = StatusError::forbidden(resource, name, &why);
     error.details.get_or_insert_default().causes.push(Cause {
         reason: "NamespaceTerminating",

@@ -45,13 +45,16 @@ pub(crate) fn admit_create(
             Some(why) => forbidden(resource, name, why),
             None => Ok(()),
         },
-        "Node" if name != node => {
-            forbidden(resource, name, format!("node {node:?} is not allowed to modify node {name:?}"))
-        }
+        "Node" if name != node => forbidden(
+            resource,
+            name,
+            format!("node {node:?} is not allowed to modify node {name:?}"),
+        ),
         "Node" => match forbidden_labels(&changed_labels(new, &Value::Null)) {
             labels if labels.is_empty() => Ok(()),
             labels => {
-                let why = format!("node {node:?} is not allowed to set the following labels: {labels}");
+                let why =
+                    format!("node {node:?} is not allowed to set the following labels: {labels}");
                 forbidden(resource, name, why)
             }
         },
@@ -62,28 +65,42 @@ pub(crate) fn admit_create(
 
 fn mirror_pod_fault(node: &str, pod: &Value, own: Option<&Value>) -> Option<String> {
     if !is_mirror(pod) {
-        return Some(format!("pod does not have {MIRROR:?} annotation, node {node:?} can only create mirror pods"));
+        return Some(format!(
+            "pod does not have {MIRROR:?} annotation, node {node:?} can only create mirror pods"
+        ));
     }
     if pod["spec"]["nodeName"] != node {
-        return Some(format!("node {node:?} can only create pods with spec.nodeName set to itself"));
+        return Some(format!(
+            "node {node:?} can only create pods with spec.nodeName set to itself"
+        ));
     }
     let owner = match pod["metadata"]["ownerReferences"].as_array().map(Vec::as_slice) {
         Some([owner]) => owner,
         None | Some([]) => {
-            return Some(format!("node {node:?} can only create pods with an owner reference set to itself"));
+            return Some(format!(
+                "node {node:?} can only create pods with an owner reference set to itself"
+            ));
         }
         Some(_) => {
-            return Some(format!("node {node:?} can only create pods with a single owner reference set to itself"));
+            return Some(format!(
+                "node {node:?} can only create pods with a single owner reference set to itself"
+            ));
         }
     };
     if owner["apiVersion"] != "v1" || owner["kind"] != "Node" || owner["name"] != node {
-        return Some(format!("node {node:?} can only create pods with an owner reference set to itself"));
+        return Some(format!(
+            "node {node:?} can only create pods with an owner reference set to itself"
+        ));
     }
     if owner["controller"] != true {
-        return Some(format!("node {node:?} can only create pods with a controller owner reference set to itself"));
+        return Some(format!(
+            "node {node:?} can only create pods with a controller owner reference set to itself"
+        ));
     }
     if owner["blockOwnerDeletion"] == true {
-        return Some(format!("node {node:?} must not set blockOwnerDeletion on an owner reference"));
+        return Some(format!(
+            "node {node:?} must not set blockOwnerDeletion on an owner reference"
+        ));
     }
     let (expected, got) = (own.map_or("", object::uid), owner["uid"].as_str().unwrap_or_default());
     if expected != got || got.is_empty() {
@@ -108,20 +125,31 @@ pub(crate) fn admit_update(
     let name = object::name(old);
     let why = match (resource.kind, subresource) {
         ("Pod", "status") if old["spec"]["nodeName"] != node => {
-            format!("node {node:?} can only update pod status for pods with spec.nodeName set to itself")
+            format!(
+                "node {node:?} can only update pod status for pods with spec.nodeName set to itself"
+            )
         }
         ("Pod", "status") if !changed_labels(new, old).is_empty() => {
             format!("node {node:?} cannot update labels through pod status")
         }
         ("Pod", "status") => return Ok(()),
         ("Pod", _) => {
-            format!("unexpected operation \"UPDATE\", node {node:?} can only create and delete mirror pods")
+            format!(
+                "unexpected operation \"UPDATE\", node {node:?} can only create and delete mirror pods"
+            )
         }
-        ("Node", _) if name != node => format!("node {node:?} is not allowed to modify node {name:?}"),
+        ("Node", _) if name != node => {
+            format!("node {node:?} is not allowed to modify node {name:?}")
+        }
         ("Node", _) if !same_list(&new["spec"]["taints"], &old["spec"]["taints"]) => {
             format!("node {node:?} is not allowed to modify taints")
         }
-        ("Node", _) if !same_list(&new["metadata"]["ownerReferences"], &old["metadata"]["ownerReferences"]) => {
+        ("Node", _)
+            if !same_list(
+                &new["metadata"]["ownerReferences"],
+                &old["metadata"]["ownerReferences"],
+            ) =>
+        {
             format!("node {node:?} is not allowed to modify ownerReferences")
         }
         ("Node", _) => match forbidden_labels(&changed_labels(new, old)) {
@@ -134,17 +162,27 @@ pub(crate) fn admit_update(
     forbidden(resource, name, why)
 }
 
-pub(crate) fn admit_delete(node: &str, resource: &Resource, old: &Value) -> Result<(), StatusError> {
+pub(crate) fn admit_delete(
+    node: &str,
+    resource: &Resource,
+    old: &Value,
+) -> Result<(), StatusError> {
     let name = object::name(old);
     match resource.kind {
-        "Pod" if old["spec"]["nodeName"] != node => {
-            forbidden(resource, name, format!("node {node:?} can only delete pods with spec.nodeName set to itself"))
-        }
+        "Pod" if old["spec"]["nodeName"] != node => forbidden(
+            resource,
+            name,
+            format!("node {node:?} can only delete pods with spec.nodeName set to itself"),
+        ),
         _ => Ok(()),
     }
 }
 
-pub(crate) fn admit_eviction(node: &str, resource: &Resource, pod: &Value) -> Result<(), StatusError> {
+pub(crate) fn admit_eviction(
+    node: &str,
+    resource: &Resource,
+    pod: &Value,
+) -> Result<(), StatusError> {
     if pod["spec"]["nodeName"] == node {
         return Ok(());
     }
@@ -176,10 +214,12 @@ fn forbidden_labels(changed: &BTreeSet<&str>) -> String {
     let is_forbidden = |label: &&&str| {
         let namespace = label.split_once('/').map_or("", |(namespace, _)| namespace);
         let is_within = |domain: &str| {
-            namespace == domain || namespace.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.'))
+            namespace == domain
+                || namespace.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.'))
         };
         let is_kubernetes = is_within("kubernetes.io") || is_within("k8s.io");
-        let is_node_label = NODE_LABELS.contains(*label) || NODE_LABEL_NAMESPACES.into_iter().any(is_within);
+        let is_node_label =
+            NODE_LABELS.contains(*label) || NODE_LABEL_NAMESPACES.into_iter().any(is_within);
         is_within(RESTRICTED_NAMESPACE) || (is_kubernetes && !is_node_label)
     };
     changed.iter().filter(is_forbidden).copied().collect::<Vec<_>>().join(", ")

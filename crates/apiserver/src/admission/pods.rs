@@ -44,7 +44,8 @@ pub(super) fn is_mirror(pod: &Value) -> bool {
 }
 
 fn set_priority(resource: &Resource, pod: &mut Value) -> Result<(), StatusError> {
-    let forbidden = |pod: &Value, why: String| Err(StatusError::forbidden(resource, object::name(pod), &why));
+    let forbidden =
+        |pod: &Value, why: String| Err(StatusError::forbidden(resource, object::name(pod), &why));
     let class = pod["spec"]["priorityClassName"].as_str().unwrap_or_default();
     let priority = match class {
         "" => 0,
@@ -70,7 +71,8 @@ fn set_priority(resource: &Resource, pod: &mut Value) -> Result<(), StatusError>
 }
 
 fn add_tolerations(pod: &mut Value) {
-    let tolerations = object::child_mut(pod, "spec").entry("tolerations").or_insert_with(|| json!([]));
+    let tolerations =
+        object::child_mut(pod, "spec").entry("tolerations").or_insert_with(|| json!([]));
     let Some(tolerations) = tolerations.as_array_mut() else {
         return;
     };
@@ -93,7 +95,11 @@ fn add_tolerations(pod: &mut Value) {
     }
 }
 
-async fn set_service_account(registry: &Registry, resource: &Resource, pod: &mut Value) -> Result<(), StatusError> {
+async fn set_service_account(
+    registry: &Registry,
+    resource: &Resource,
+    pod: &mut Value,
+) -> Result<(), StatusError> {
     let spec = object::child_mut(pod, "spec");
     let named = spec.get("serviceAccountName").and_then(Value::as_str).unwrap_or_default();
     let account = if named.is_empty() { DEFAULT_ACCOUNT } else { named }.to_owned();
@@ -103,6 +109,8 @@ async fn set_service_account(registry: &Registry, resource: &Resource, pod: &mut
     if registry.find(core("serviceaccounts")?, namespace, &account).await?.is_some() {
         return Ok(());
     }
-    let why = format!("error looking up service account {namespace}/{account}: serviceaccount {account:?} not found");
+    let why = format!(
+        "error looking up service account {namespace}/{account}: serviceaccount {account:?} not found"
+    );
     Err(StatusError::forbidden(resource, object::name(pod), &why))
 }

@@ -97,7 +97,8 @@ impl ServiceAllocator {
         if let Some(old) = old {
             drop_left_overs(service, old);
         }
-        let mut reservation = Reservation { allocator: self, addresses: Vec::new(), ports: Vec::new() };
+        let mut reservation =
+            Reservation { allocator: self, addresses: Vec::new(), ports: Vec::new() };
         let held = old.map_or_else(Default::default, |old| (addresses(old), ports(old)));
         self.admit_address(resource, service, &held.0, &mut reservation)?;
         self.admit_ports(resource, service, &held.1, &mut reservation)?;
@@ -150,7 +151,13 @@ impl ServiceAllocator {
                 };
                 if let Some(why) = fault {
                     let why = format!("failed to allocate IP {text}: {why}");
-                    return Err(invalid(resource, service, "spec.clusterIPs".into(), &json!([text]), &why));
+                    return Err(invalid(
+                        resource,
+                        service,
+                        "spec.clusterIPs".into(),
+                        &json!([text]),
+                        &why,
+                    ));
                 }
                 given
             }
@@ -202,7 +209,8 @@ impl ServiceAllocator {
                 0 => self.take_any_port()?,
                 given => {
                     // One number may serve several protocols of one service.
-                    let is_own = |port: u16| held.contains(&port) || reservation.ports.contains(&port);
+                    let is_own =
+                        |port: u16| held.contains(&port) || reservation.ports.contains(&port);
                     match u16::try_from(given).ok().filter(|port| NODE_PORTS.contains(port)) {
                         Some(port) if is_own(port) => continue,
                         Some(port) if self.lock().ports.insert(port) => port,
@@ -260,12 +268,16 @@ fn drop_left_overs(service: &mut Value, old: &Value) {
     ] {
         if now < least && before >= least {
             // A value that is new is the client's own mistake, which the rules will name.
-            spec.retain(|field, value| !fields.contains(&field.as_str()) || *value != old["spec"][field]);
+            spec.retain(|field, value| {
+                !fields.contains(&field.as_str()) || *value != old["spec"][field]
+            });
         }
     }
     if now < 2 && before >= 2 {
         let held = ports(old);
-        let is_held = |port: &Value| port.as_u64().is_some_and(|port| held.iter().any(|held| u64::from(*held) == port));
+        let is_held = |port: &Value| {
+            port.as_u64().is_some_and(|port| held.iter().any(|held| u64::from(*held) == port))
+        };
         let list = spec.get_mut("ports").and_then(Value::as_array_mut);
         for port in list.into_iter().flatten().filter_map(Value::as_object_mut) {
             if port.get("nodePort").is_some_and(is_held) {
@@ -290,8 +302,18 @@ fn ports(service: &Value) -> HashSet<u16> {
         .collect()
 }
 
-fn invalid(resource: &Resource, service: &Value, field: String, value: &Value, why: &str) -> StatusError {
-    let cause = Cause { reason: "FieldValueInvalid", message: format!("Invalid value: {value}: {why}"), field };
+fn invalid(
+    resource: &Resource,
+    service: &Value,
+    field: String,
+    value: &Value,
+    why: &str,
+) -> StatusError {
+    let cause = Cause {
+        reason: "FieldValueInvalid",
+        message: format!("Invalid value: {value}: {why}"),
+        field,
+    };
     StatusError::invalid(resource, object::name(service), vec![cause])
 }
 

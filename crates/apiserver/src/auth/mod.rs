@@ -43,10 +43,7 @@ impl User {
 
     /// A caller without credentials.
     pub(crate) fn anonymous() -> User {
-        User {
-            name: ANONYMOUS.into(),
-            groups: vec![UNAUTHENTICATED.into()],
-        }
+        User { name: ANONYMOUS.into(), groups: vec![UNAUTHENTICATED.into()] }
     }
 
     /// Whether the caller is a member of a group.
@@ -138,7 +135,8 @@ pub(crate) fn forbidden_message(access: &Access<'_>, reason: &str) -> String {
     let mut message = match &access.target {
         Target::Path(path) => format!("User {user:?} cannot {verb} path {path:?}"),
         Target::Resource(target) => {
-            let (slash, group) = (if target.subresource.is_empty() { "" } else { "/" }, target.group);
+            let (slash, group) =
+                (if target.subresource.is_empty() { "" } else { "/" }, target.group);
             let scope = match target.namespace {
                 "" => "at the cluster scope".to_owned(),
                 namespace => format!("in the namespace {namespace:?}"),

@@ -23,7 +23,12 @@ pub(super) fn authorize(node: &str, verb: &str, target: &ResourceTarget<'_>) -> 
     }
 }
 
-fn read_namespaced(node: &str, verb: &str, target: &ResourceTarget<'_>, kind: ReferenceKind) -> Decision {
+fn read_namespaced(
+    node: &str,
+    verb: &str,
+    target: &ResourceTarget<'_>,
+    kind: ReferenceKind,
+) -> Decision {
     if !matches!(verb, "get" | "list" | "watch") {
         return Decision::deny("can only read resources of this type");
     }
@@ -53,7 +58,9 @@ fn if_referenced(node: &str, target: &ResourceTarget<'_>, kind: ReferenceKind) -
 fn service_account(node: &str, verb: &str, target: &ResourceTarget<'_>) -> Decision {
     match (verb, target.subresource) {
         ("get", "") => read_namespaced(node, verb, target, ReferenceKind::ServiceAccount),
-        ("create", "token") if !target.name.is_empty() => if_referenced(node, target, ReferenceKind::ServiceAccount),
+        ("create", "token") if !target.name.is_empty() => {
+            if_referenced(node, target, ReferenceKind::ServiceAccount)
+        }
         ("create", _) if !target.name.is_empty() => {
             Decision::deny("can only create token subresource of serviceaccount")
         }
@@ -67,8 +74,12 @@ fn own_node(node: &str, verb: &str, target: &ResourceTarget<'_>) -> Decision {
         ("", "create" | "update" | "patch") | ("status", "update" | "patch") => Decision::Allow,
         ("", "get" | "list" | "watch") => match target.name {
             name if name == node => Decision::Allow,
-            "" => Decision::deny(format!("node '{node}' cannot read all nodes, only its own Node object")),
-            name => Decision::deny(format!("node '{node}' cannot read '{name}', only its own Node object")),
+            "" => Decision::deny(format!(
+                "node '{node}' cannot read all nodes, only its own Node object"
+            )),
+            name => Decision::deny(format!(
+                "node '{node}' cannot read '{name}', only its own Node object"
+            )),
         },
         _ => Decision::deny(""),
     }
@@ -78,7 +89,8 @@ fn pods(node: &str, verb: &str, target: &ResourceTarget<'_>) -> Decision {
     match (target.subresource, verb) {
         ("", "get") => if_referenced(node, target, ReferenceKind::Pod),
         ("", "list" | "watch") => {
-            let is_scoped = |(field, value): &(String, String)| field == "spec.nodeName" && value == node;
+            let is_scoped =
+                |(field, value): &(String, String)| field == "spec.nodeName" && value == node;
             if target.fields.iter().any(is_scoped) {
                 Decision::Allow
             } else if !target.name.is_empty() {
@@ -88,7 +100,9 @@ fn pods(node: &str, verb: &str, target: &ResourceTarget<'_>) -> Decision {
             }
         }
         // Whose pod it is is for the admission to judge.
-        ("", "create" | "delete") | ("status", "update" | "patch") | ("eviction", "create") => Decision::Allow,
+        ("", "create" | "delete") | ("status", "update" | "patch") | ("eviction", "create") => {
+            Decision::Allow
+        }
         _ => Decision::deny(""),
     }
 }
@@ -103,7 +117,9 @@ fn lease(node: &str, verb: &str, target: &ResourceTarget<'_>) -> Decision {
         ));
     }
     if verb != "create" && target.name != node {
-        return Decision::deny("can only access node lease with the same name as the requesting node");
+        return Decision::deny(
+            "can only access node lease with the same name as the requesting node",
+        );
     }
     Decision::Allow
 }

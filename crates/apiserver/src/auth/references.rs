@@ -72,10 +72,7 @@ pub(crate) fn references<'a>(pod: &'a Value, mut found: impl FnMut(ReferenceKind
     for volume in items(&spec["volumes"]) {
         name(Secret, &volume["secret"]["secretName"]);
         name(ConfigMap, &volume["configMap"]["name"]);
-        name(
-            PersistentVolumeClaim,
-            &volume["persistentVolumeClaim"]["claimName"],
-        );
+        name(PersistentVolumeClaim, &volume["persistentVolumeClaim"]["claimName"]);
         name(Secret, &volume["csi"]["nodePublishSecretRef"]["name"]);
         name(Secret, &volume["azureFile"]["secretName"]);
         for plugin in ["cephfs", "flexVolume", "iscsi", "rbd", "scaleIO", "storageos"] {

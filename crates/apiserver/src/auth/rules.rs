@@ -21,64 +21,36 @@ const BASIC_USER: &[Rule] = &[
         groups: &[AUTHORIZATION],
         resources: &["selfsubjectaccessreviews", "selfsubjectrulesreviews"],
     },
-    Rule {
-        verbs: &["create"],
-        groups: &[AUTHENTICATION],
-        resources: &["selfsubjectreviews"],
-    },
+    Rule { verbs: &["create"], groups: &[AUTHENTICATION], resources: &["selfsubjectreviews"] },
 ];
 
 /// What every node may do alike; what depends on the object is in `node`.
 const NODE: &[Rule] = &[
-    Rule {
-        verbs: &["create"],
-        groups: &[AUTHENTICATION],
-        resources: &["tokenreviews"],
-    },
+    Rule { verbs: &["create"], groups: &[AUTHENTICATION], resources: &["tokenreviews"] },
     Rule {
         verbs: &["create"],
         groups: &[AUTHORIZATION],
         resources: &["subjectaccessreviews", "localsubjectaccessreviews"],
     },
-    Rule {
-        verbs: READ,
-        groups: &[""],
-        resources: &["services"],
-    },
+    Rule { verbs: READ, groups: &[""], resources: &["services"] },
     Rule {
         verbs: &["create", "update", "patch"],
         groups: &["", "events.k8s.io"],
         resources: &["events"],
     },
-    Rule {
-        verbs: &["get"],
-        groups: &[""],
-        resources: &["endpoints"],
-    },
+    Rule { verbs: &["get"], groups: &[""], resources: &["endpoints"] },
     Rule {
         verbs: &["create", "get", "list", "watch"],
         groups: &["certificates.k8s.io"],
         resources: &["certificatesigningrequests"],
     },
-    Rule {
-        verbs: READ,
-        groups: &["storage.k8s.io"],
-        resources: &["csidrivers"],
-    },
-    Rule {
-        verbs: READ,
-        groups: &["node.k8s.io"],
-        resources: &["runtimeclasses"],
-    },
+    Rule { verbs: READ, groups: &["storage.k8s.io"], resources: &["csidrivers"] },
+    Rule { verbs: READ, groups: &["node.k8s.io"], resources: &["runtimeclasses"] },
 ];
 
 /// The service proxy runs in the node's daemon and under its name: what `system:node-proxier` grants.
 const NODE_PROXIER: &[Rule] = &[
-    Rule {
-        verbs: &["list", "watch"],
-        groups: &[""],
-        resources: &["services"],
-    },
+    Rule { verbs: &["list", "watch"], groups: &[""], resources: &["services"] },
     Rule {
         verbs: &["list", "watch"],
         groups: &["discovery.k8s.io"],
@@ -93,16 +65,8 @@ const NODE_PROXIER: &[Rule] = &[
 
 /// What `system:kubelet-api-admin` grants.
 const KUBELET_API: &[Rule] = &[
-    Rule {
-        verbs: READ,
-        groups: &[""],
-        resources: &["nodes"],
-    },
-    Rule {
-        verbs: &["proxy"],
-        groups: &[""],
-        resources: &["nodes"],
-    },
+    Rule { verbs: READ, groups: &[""], resources: &["nodes"] },
+    Rule { verbs: &["proxy"], groups: &[""], resources: &["nodes"] },
     Rule {
         verbs: &["*"],
         groups: &[""],
@@ -133,7 +97,9 @@ pub(super) fn allows(access: &Access<'_>) -> bool {
                 subresource => format!("{}/{subresource}", target.resource),
             };
             rules_of(access.user).flatten().any(|rule| {
-                has(rule.verbs, access.verb) && has(rule.groups, target.group) && has(rule.resources, &resource)
+                has(rule.verbs, access.verb)
+                    && has(rule.groups, target.group)
+                    && has(rule.resources, &resource)
             })
         }
     }
@@ -160,5 +126,6 @@ fn allows_path(user: &User, path: &str) -> bool {
         Some(prefix) => path.starts_with(prefix),
         None => path == *pattern,
     };
-    PUBLIC_PATHS.iter().any(matches) || (user.is_in(AUTHENTICATED) && DISCOVERY_PATHS.iter().any(matches))
+    PUBLIC_PATHS.iter().any(matches)
+        || (user.is_in(AUTHENTICATED) && DISCOVERY_PATHS.iter().any(matches))
 }

@@ -14,7 +14,8 @@ fn node() -> User {
 
 /// `verb group/resource/subresource namespace/name field=value`, `-` for what is not given.
 fn decide(user: &User, line: &str) -> Decision {
-    let words: Vec<&str> = line.split_whitespace().map(|word| if word == "-" { "" } else { word }).collect();
+    let words: Vec<&str> =
+        line.split_whitespace().map(|word| if word == "-" { "" } else { word }).collect();
     let mut what = words[1].split('/');
     let (namespace, name) = words[2].split_once('/').unwrap_or(("", words[2]));
     let fields: Vec<(String, String)> = words
@@ -66,18 +67,27 @@ fn a_node_is_refused_what_is_not_its_own() {
         ("list /nodes -", "node 'n1' cannot read all nodes, only its own Node object"),
         ("delete /nodes -/n1", ""),
         ("list /pods -", "can only list/watch pods with spec.nodeName field selector"),
-        ("list /pods - spec.nodeName=n2", "can only list/watch pods with spec.nodeName field selector"),
+        (
+            "list /pods - spec.nodeName=n2",
+            "can only list/watch pods with spec.nodeName field selector",
+        ),
         ("update /pods default/web", ""),
         ("create /pods/binding default/web", ""),
         ("list /secrets default/", "No Object name found"),
         ("list /secrets -", "can only read namespaced object of this type"),
         ("create /secrets default/", "can only read resources of this type"),
-        ("update coordination.k8s.io/leases kube-node-lease/n2",
-            "can only access node lease with the same name as the requesting node"),
-        ("get coordination.k8s.io/leases default/n1",
-            "can only access leases in the \"kube-node-lease\" system namespace"),
-        ("list coordination.k8s.io/leases kube-node-lease/",
-            "can only get, create, update, patch, or delete a node lease"),
+        (
+            "update coordination.k8s.io/leases kube-node-lease/n2",
+            "can only access node lease with the same name as the requesting node",
+        ),
+        (
+            "get coordination.k8s.io/leases default/n1",
+            "can only access leases in the \"kube-node-lease\" system namespace",
+        ),
+        (
+            "list coordination.k8s.io/leases kube-node-lease/",
+            "can only get, create, update, patch, or delete a node lease",
+        ),
         ("create /services default/", ""),
         ("get /nodes/proxy -/n1", ""),
     ] {
@@ -87,10 +97,14 @@ fn a_node_is_refused_what_is_not_its_own() {
 
 #[test]
 fn secrets_are_for_the_nodes_whose_pods_use_them() {
-    let Decision::IfReferenced { node, reference } = decide(&node(), "get /secrets default/s") else {
+    let Decision::IfReferenced { node, reference } = decide(&node(), "get /secrets default/s")
+    else {
         panic!("not asked");
     };
-    assert_eq!((node.as_str(), reference.kind, reference.name.as_str()), ("n1", ReferenceKind::Secret, "s"));
+    assert_eq!(
+        (node.as_str(), reference.kind, reference.name.as_str()),
+        ("n1", ReferenceKind::Secret, "s")
+    );
 }
 
 #[test]
@@ -142,7 +156,10 @@ fn refusals_have_the_words_of_kubernetes() {
         "User \"system:node:n1\" cannot list resource \"pods\" in API group \"\" at the cluster scope: why"
     );
     access.target = Target::Path("/metrics");
-    assert_eq!(forbidden_message(&access, ""), "User \"system:node:n1\" cannot list path \"/metrics\"");
+    assert_eq!(
+        forbidden_message(&access, ""),
+        "User \"system:node:n1\" cannot list path \"/metrics\""
+    );
 }
 
 #[test]

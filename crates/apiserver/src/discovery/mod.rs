@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use crate::facts::{Gvk, RESOURCES, Resource, Subresource};
 
 /// The content type of aggregated discovery, which clients ask for in `Accept`.
-pub const AGGREGATED_CONTENT_TYPE: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+pub const AGGREGATED_CONTENT_TYPE: &str =
+    "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
 /// The version of Kubernetes whose API this is.
 pub const MINOR: u32 = 36;
@@ -49,7 +50,8 @@ pub fn api_versions(server_address: &str) -> Value {
 
 /// The named groups, in order of their first resource; one version each.
 fn group_versions() -> Vec<(&'static str, &'static str)> {
-    let mut list: Vec<_> = RESOURCES.iter().map(|r| (r.group, r.version)).filter(|(g, _)| !g.is_empty()).collect();
+    let mut list: Vec<_> =
+        RESOURCES.iter().map(|r| (r.group, r.version)).filter(|(g, _)| !g.is_empty()).collect();
     list.dedup();
     list
 }
@@ -87,7 +89,10 @@ pub fn resources(group: &str, version: &str) -> Option<Value> {
     }
     list["resources"] = served
         .iter()
-        .flat_map(|r| std::iter::once(resource_value(r)).chain(r.subresources.iter().map(|s| subresource_value(r, s))))
+        .flat_map(|r| {
+            std::iter::once(resource_value(r))
+                .chain(r.subresources.iter().map(|s| subresource_value(r, s)))
+        })
         .collect();
     Some(list)
 }
@@ -109,7 +114,9 @@ fn resource_value(resource: &Resource) -> Value {
 }
 
 fn put_names(value: &mut Value, resource: &Resource) {
-    for (field, names) in [("shortNames", resource.short_names), ("categories", resource.categories)] {
+    for (field, names) in
+        [("shortNames", resource.short_names), ("categories", resource.categories)]
+    {
         if !names.is_empty() {
             value[field] = json!(names);
         }
@@ -165,7 +172,9 @@ fn aggregated_resource(resource: &'static Resource) -> Value {
     let subresources: Vec<Value> = resource
         .subresources
         .iter()
-        .map(|s| json!({"subresource": s.name, "responseKind": kind_value(s.gvk), "verbs": s.verbs}))
+        .map(
+            |s| json!({"subresource": s.name, "responseKind": kind_value(s.gvk), "verbs": s.verbs}),
+        )
         .collect();
     if !subresources.is_empty() {
         value["subresources"] = subresources.into();
@@ -178,6 +187,7 @@ fn kind_value(gvk: Gvk) -> Value {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
     use serde_json::{Value, json};
 
@@ -190,7 +200,8 @@ mod tests {
     #[test]
     fn every_group_is_listed_once_and_found() {
         let all = groups();
-        let names: Vec<&str> = all["groups"].as_array().unwrap().iter().map(|g| g["name"].as_str().unwrap()).collect();
+        let names: Vec<&str> =
+            all["groups"].as_array().unwrap().iter().map(|g| g["name"].as_str().unwrap()).collect();
         assert_eq!(
             names,
             [

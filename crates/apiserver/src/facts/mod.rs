@@ -12,4 +12,5 @@ pub(crate) use types::DATA;
 pub use types::{Field, Leaf, ListKind, Shape, Type, Types, types};
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;

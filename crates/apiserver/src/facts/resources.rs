@@ -120,8 +120,10 @@ pub fn lookup(group: &str, version: &str, plural: &str) -> Option<&'static Resou
     RESOURCES.iter().find(|r| r.plural == plural && r.group == group && r.version == version)
 }
 
-const ALL: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
-const NO_COLLECTION_DELETE: &[&str] = &["create", "delete", "get", "list", "patch", "update", "watch"];
+const ALL: &[&str] =
+    &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+const NO_COLLECTION_DELETE: &[&str] =
+    &["create", "delete", "get", "list", "patch", "update", "watch"];
 const CREATE: &[&str] = &["create"];
 const READ_WRITE: &[&str] = &["get", "patch", "update"];
 
@@ -129,7 +131,12 @@ const fn status(kind: &'static str) -> Subresource {
     Subresource { name: "status", gvk: Gvk::core(kind), verbs: READ_WRITE }
 }
 
-const fn core(plural: &'static str, singular: &'static str, kind: &'static str, storage: &'static str) -> Resource {
+const fn core(
+    plural: &'static str,
+    singular: &'static str,
+    kind: &'static str,
+    storage: &'static str,
+) -> Resource {
     Resource {
         group: "",
         version: "v1",
@@ -146,14 +153,22 @@ const fn core(plural: &'static str, singular: &'static str, kind: &'static str, 
     }
 }
 
-const fn review(group: &'static str, plural: &'static str, singular: &'static str, kind: &'static str) -> Resource {
+const fn review(
+    group: &'static str,
+    plural: &'static str,
+    singular: &'static str,
+    kind: &'static str,
+) -> Resource {
     Resource { group, namespaced: false, verbs: CREATE, ..core(plural, singular, kind, "") }
 }
 
 /// Every served resource, by group and then by name.
 pub static RESOURCES: &[Resource] = &[
     Resource { short_names: &["cm"], ..core("configmaps", "configmap", "ConfigMap", "configmaps") },
-    Resource { short_names: &["ep"], ..core("endpoints", "endpoints", "Endpoints", "services/endpoints") },
+    Resource {
+        short_names: &["ep"],
+        ..core("endpoints", "endpoints", "Endpoints", "services/endpoints")
+    },
     Resource { short_names: &["ev"], ..core("events", "event", "Event", "events") },
     Resource {
         short_names: &["ns"],
@@ -191,7 +206,12 @@ pub static RESOURCES: &[Resource] = &[
             status("ReplicationController"),
         ],
         counts_generation: true,
-        ..core("replicationcontrollers", "replicationcontroller", "ReplicationController", "controllers")
+        ..core(
+            "replicationcontrollers",
+            "replicationcontroller",
+            "ReplicationController",
+            "controllers",
+        )
     },
     core("secrets", "secret", "Secret", "secrets"),
     Resource {
@@ -211,13 +231,27 @@ pub static RESOURCES: &[Resource] = &[
     },
     review("authentication.k8s.io", "selfsubjectreviews", "selfsubjectreview", "SelfSubjectReview"),
     review("authentication.k8s.io", "tokenreviews", "tokenreview", "TokenReview"),
-    review("authorization.k8s.io", "selfsubjectaccessreviews", "selfsubjectaccessreview", "SelfSubjectAccessReview"),
-    review("authorization.k8s.io", "subjectaccessreviews", "subjectaccessreview", "SubjectAccessReview"),
+    review(
+        "authorization.k8s.io",
+        "selfsubjectaccessreviews",
+        "selfsubjectaccessreview",
+        "SelfSubjectAccessReview",
+    ),
+    review(
+        "authorization.k8s.io",
+        "subjectaccessreviews",
+        "subjectaccessreview",
+        "SubjectAccessReview",
+    ),
     Resource { group: "coordination.k8s.io", ..core("leases", "lease", "Lease", "leases") },
     Resource {
         group: "discovery.k8s.io",
         counts_generation: true,
         ..core("endpointslices", "endpointslice", "EndpointSlice", "endpointslices")
     },
-    Resource { group: "events.k8s.io", short_names: &["ev"], ..core("events", "event", "Event", "events") },
+    Resource {
+        group: "events.k8s.io",
+        short_names: &["ev"],
+        ..core("events", "event", "Event", "events")
+    },
 ];

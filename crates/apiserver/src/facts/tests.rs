@@ -3,7 +3,8 @@ use super::*;
 #[test]
 fn every_kind_served_has_its_type_and_its_list() {
     for resource in RESOURCES {
-        let ty = types().of(resource.gvk()).unwrap_or_else(|| panic!("no type for {}", resource.kind));
+        let ty =
+            types().of(resource.gvk()).unwrap_or_else(|| panic!("no type for {}", resource.kind));
         assert_eq!(ty.short_name(), resource.kind);
         if resource.allows("list") {
             assert!(types().named(&format!("{}List", ty.name)).is_some(), "{}", resource.kind);
@@ -23,7 +24,8 @@ fn names_are_unique_and_found() {
     for (i, resource) in RESOURCES.iter().enumerate() {
         let found = lookup(resource.group, resource.version, resource.plural).expect("found");
         assert!(std::ptr::eq(found, resource));
-        let again = RESOURCES[i + 1..].iter().filter(|r| r.same_storage(resource)).collect::<Vec<_>>();
+        let again =
+            RESOURCES[i + 1..].iter().filter(|r| r.same_storage(resource)).collect::<Vec<_>>();
         assert!(again.iter().all(|r| r.kind == "Event"), "{} shares its storage", resource.plural);
     }
     assert!(lookup("", "v1", "deployments").is_none());
@@ -36,7 +38,10 @@ fn fields_carry_what_merging_needs() {
     let containers = spec.field("containers").expect("there");
     assert_eq!((containers.shape, containers.merge_key), (Shape::List, Some("name")));
     assert!(containers.patch_merge && !containers.patch_retain_keys);
-    assert_eq!((containers.list, containers.map_keys.as_slice()), (Some(ListKind::Map), &["name"][..]));
+    assert_eq!(
+        (containers.list, containers.map_keys.as_slice()),
+        (Some(ListKind::Map), &["name"][..])
+    );
     let volumes = spec.field("volumes").expect("there");
     assert!(volumes.patch_merge && volumes.patch_retain_keys);
     assert!(spec.field("nodeSelector").expect("there").atomic_map);

@@ -130,7 +130,9 @@ impl Types {
     /// The type of objects of this kind.
     #[must_use]
     pub fn of(&self, gvk: Gvk) -> Option<&Type> {
-        self.by_gvk.get(format!("{}/{}", gvk.api_version(), gvk.kind).as_str()).map(|i| self.get(*i))
+        self.by_gvk
+            .get(format!("{}/{}", gvk.api_version(), gvk.kind).as_str())
+            .map(|i| self.get(*i))
     }
 
     /// The type of this full name.
@@ -206,11 +208,16 @@ fn build(raw: &Raw<'static>) -> Types {
             fields: t.fields.iter().map(|(name, f)| field(name, f, leaf)).collect(),
         })
         .collect();
-    let by_gvk = raw.values().enumerate().flat_map(|(i, t)| t.gvk.iter().map(move |g| (*g, i))).collect();
+    let by_gvk =
+        raw.values().enumerate().flat_map(|(i, t)| t.gvk.iter().map(move |g| (*g, i))).collect();
     Types { types, by_gvk }
 }
 
-fn field(name: &'static str, raw: &RawField<'static>, leaf: impl Fn(&'static str) -> Leaf) -> Field {
+fn field(
+    name: &'static str,
+    raw: &RawField<'static>,
+    leaf: impl Fn(&'static str) -> Leaf,
+) -> Field {
     let plain;
     let raw = match raw {
         RawField::Detailed(details) => details,

@@ -58,7 +58,11 @@ pub fn document(path: &str) -> Option<Value> {
     }))
 }
 
-fn add_paths(resource: &'static Resource, paths: &mut Map<String, Value>, schemas: &mut schemas::Schemas) {
+fn add_paths(
+    resource: &'static Resource,
+    paths: &mut Map<String, Value>,
+    schemas: &mut schemas::Schemas,
+) {
     let root = format!("/{}", path(resource));
     let collection = match resource.namespaced {
         true => format!("{root}/namespaces/{{namespace}}/{}", resource.plural),
@@ -67,11 +71,15 @@ fn add_paths(resource: &'static Resource, paths: &mut Map<String, Value>, schema
     let gvk = resource.gvk();
     let body = schemas.add(gvk);
     let list = list_name(gvk).map_or_else(|| body.clone(), |name| schemas.add_named(name));
-    let ops = |verbs: &[(&str, &str)], allowed: &[&str], gvk: Gvk, answer: &str| -> Map<String, Value> {
-        let served = verbs.iter().filter(|(_, verb)| allowed.contains(verb));
-        served.map(|(method, verb)| ((*method).to_owned(), operation(method, verb, gvk, answer))).collect()
-    };
-    let mut on_collection = ops(&[("get", "list"), ("delete", "deletecollection")], resource.verbs, gvk, &list);
+    let ops =
+        |verbs: &[(&str, &str)], allowed: &[&str], gvk: Gvk, answer: &str| -> Map<String, Value> {
+            let served = verbs.iter().filter(|(_, verb)| allowed.contains(verb));
+            served
+                .map(|(method, verb)| ((*method).to_owned(), operation(method, verb, gvk, answer)))
+                .collect()
+        };
+    let mut on_collection =
+        ops(&[("get", "list"), ("delete", "deletecollection")], resource.verbs, gvk, &list);
     on_collection.extend(ops(&[("post", "create")], resource.verbs, gvk, &body));
     if resource.namespaced && resource.allows("list") {
         let all = ops(&[("get", "list")], resource.verbs, gvk, &list);
@@ -89,7 +97,10 @@ fn add_paths(resource: &'static Resource, paths: &mut Map<String, Value>, schema
         let body = schemas.add(subresource.gvk);
         let verbs = [("get", "get"), ("put", "update"), ("patch", "patch"), ("post", "create")];
         let on_sub = ops(&verbs, subresource.verbs, subresource.gvk, &body);
-        paths.insert(format!("{collection}/{{name}}/{}", subresource.name), with_parameters(on_sub, item_scope));
+        paths.insert(
+            format!("{collection}/{{name}}/{}", subresource.name),
+            with_parameters(on_sub, item_scope),
+        );
     }
 }
 
@@ -120,7 +131,11 @@ fn operation(method: &str, verb: &str, gvk: Gvk, answer: &str) -> Value {
         "post" | "put" => json!({"application/json": {"schema": answer}}),
         "patch" => {
             let schema = json!({"schema": {"type": "object"}});
-            crate::patch::ACCEPTED.iter().map(|kind| ((*kind).to_owned(), schema.clone())).collect::<Map<_, _>>().into()
+            crate::patch::ACCEPTED
+                .iter()
+                .map(|kind| ((*kind).to_owned(), schema.clone()))
+                .collect::<Map<_, _>>()
+                .into()
         }
         _ => return operation,
     };
@@ -134,4 +149,5 @@ fn operation(method: &str, verb: &str, gvk: Gvk, answer: &str) -> Value {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;

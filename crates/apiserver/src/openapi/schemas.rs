@@ -80,7 +80,8 @@ impl Schemas {
             }
         };
         let strategies = [(field.patch_merge, "merge"), (field.patch_retain_keys, "retainKeys")];
-        let strategy: Vec<&str> = strategies.iter().filter(|(set, _)| *set).map(|(_, name)| *name).collect();
+        let strategy: Vec<&str> =
+            strategies.iter().filter(|(set, _)| *set).map(|(_, name)| *name).collect();
         if !strategy.is_empty() {
             property["x-kubernetes-patch-strategy"] = strategy.join(",").into();
         }
@@ -122,12 +123,14 @@ impl Schemas {
                 "io.k8s.apimachinery.pkg.util.intstr.IntOrString",
                 json!({"format": "int-or-string", "oneOf": [{"type": "integer"}, {"type": "string"}]}),
             ),
-            Leaf::Time => {
-                ("io.k8s.apimachinery.pkg.apis.meta.v1.Time", json!({"type": "string", "format": "date-time"}))
-            }
-            Leaf::MicroTime => {
-                ("io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime", json!({"type": "string", "format": "date-time"}))
-            }
+            Leaf::Time => (
+                "io.k8s.apimachinery.pkg.apis.meta.v1.Time",
+                json!({"type": "string", "format": "date-time"}),
+            ),
+            Leaf::MicroTime => (
+                "io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime",
+                json!({"type": "string", "format": "date-time"}),
+            ),
         };
         self.done.insert(name.to_owned(), schema);
         json!({"$ref": format!("{PREFIX}{name}")})

@@ -23,7 +23,12 @@ fn every_document_in_the_index_is_whole() {
     let paths = index["paths"].as_object().unwrap();
     assert_eq!(paths.len(), 6);
     for (path, entry) in paths {
-        assert!(entry["serverRelativeURL"].as_str().unwrap().starts_with(&format!("/openapi/v3/{path}?hash=")));
+        assert!(
+            entry["serverRelativeURL"]
+                .as_str()
+                .unwrap()
+                .starts_with(&format!("/openapi/v3/{path}?hash="))
+        );
         let document = document(path).unwrap();
         let mut found = Vec::new();
         references(&document, &mut found);
@@ -54,7 +59,10 @@ fn kubectl_finds_what_it_looks_for() {
     assert!(takes(&document["paths"]["/api/v1/namespaces/{namespace}/pods"]["post"]));
     // kubectl explain goes by the list path
     assert_eq!(document["paths"]["/api/v1/pods"]["get"]["x-kubernetes-group-version-kind"], gvk);
-    assert_eq!(document["paths"]["/api/v1/namespaces/{name}"]["get"]["x-kubernetes-group-version-kind"]["kind"], "Namespace");
+    assert_eq!(
+        document["paths"]["/api/v1/namespaces/{name}"]["get"]["x-kubernetes-group-version-kind"]["kind"],
+        "Namespace"
+    );
     let schemas = &document["components"]["schemas"];
     assert_eq!(schemas["io.k8s.api.core.v1.Pod"]["x-kubernetes-group-version-kind"], json!([gvk]));
     assert_eq!(

@@ -25,7 +25,9 @@ impl Api {
     ) -> Result<(), StatusError> {
         let named = object::name(binding);
         if !named.is_empty() && named != name {
-            return Err(StatusError::bad_request("name in URL does not match name in Binding object"));
+            return Err(StatusError::bad_request(
+                "name in URL does not match name in Binding object",
+            ));
         }
         schema::validate_binding(binding)?;
         let node = binding["target"]["name"].as_str().unwrap_or_default();
@@ -66,7 +68,9 @@ impl Api {
     ) -> Result<(), StatusError> {
         let named = object::name(eviction);
         if !named.is_empty() && named != name {
-            return Err(StatusError::bad_request("name in URL does not match name in Eviction object"));
+            return Err(StatusError::bad_request(
+                "name in URL does not match name in Eviction object",
+            ));
         }
         if let Some(node) = calling_node(user) {
             let pod = self.registry.get(pods, namespace, name).await?;
@@ -83,7 +87,8 @@ fn bound(pod: &Value, binding: &Value, node: &str) -> Value {
     object::child_mut(&mut pod, "spec").insert("nodeName".into(), node.into());
     let metadata = object::metadata_mut(&mut pod);
     for field in ["annotations", "labels"] {
-        let Some(given) = binding["metadata"][field].as_object().filter(|given| !given.is_empty()) else {
+        let Some(given) = binding["metadata"][field].as_object().filter(|given| !given.is_empty())
+        else {
             continue;
         };
         let own = metadata.entry(field).or_insert_with(|| json!({}));

@@ -98,7 +98,11 @@ impl Api {
     }
 
     /// Makes an object of the cluster's own unless one of that name exists.
-    pub(crate) async fn ensure(&self, resource: &Resource, mut object: Value) -> Result<(), StatusError> {
+    pub(crate) async fn ensure(
+        &self,
+        resource: &Resource,
+        mut object: Value,
+    ) -> Result<(), StatusError> {
         begin_life(resource, &mut object)?;
         match self.registry.create(resource, object, None).await {
             Err(error) if error.reason != "AlreadyExists" => Err(error),

@@ -38,7 +38,8 @@ impl DeleteOptions {
     }
 
     fn check(&self, resource: &Resource, current: &Value) -> Result<(), StatusError> {
-        let conflict = |why: String| Err(StatusError::conflict(resource, object::name(current), &why));
+        let conflict =
+            |why: String| Err(StatusError::conflict(resource, object::name(current), &why));
         if let Some(uid) = &self.uid
             && uid != object::uid(current)
         {
@@ -110,10 +111,13 @@ fn delete_when_finalized(current: &Value) -> Write {
 fn delete_namespace(current: &Value) -> Write {
     let mut new = current.clone();
     if object::is_deleting(current) {
-        let waits = current["spec"]["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty());
+        let waits = current["spec"]["finalizers"]
+            .as_array()
+            .is_some_and(|finalizers| !finalizers.is_empty());
         return if waits { Write::Keep } else { delete_when_finalized(current) };
     }
-    object::metadata_mut(&mut new).insert("deletionTimestamp".into(), object::now().to_string().into());
+    object::metadata_mut(&mut new)
+        .insert("deletionTimestamp".into(), object::now().to_string().into());
     object::child_mut(&mut new, "status").insert("phase".into(), "Terminating".into());
     Write::Put(new)
 }
@@ -133,13 +137,22 @@ fn delete_pod(current: &Value, requested: Option<i64>, now: Timestamp) -> Write 
         grace
     } else {
         let is_over = matches!(current["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
-        let is_scheduled = current["spec"]["nodeName"].as_str().is_some_and(|node| !node.is_empty());
+        let is_scheduled =
+            current["spec"]["nodeName"].as_str().is_some_and(|node| !node.is_empty());
         let grace = match requested.or(current["spec"]["terminationGracePeriodSeconds"].as_i64()) {
-            Some(seconds) if is_scheduled && !is_over => if seconds < 0 { 1 } else { seconds },
+            Some(seconds) if is_scheduled && !is_over => {
+                if seconds < 0 {
+                    1
+                } else {
+                    seconds
+                }
+            }
             _ => 0,
         };
         mark(&mut new, after(object::now(), grace), grace);
-        if let Some(generation) = current["metadata"]["generation"].as_i64().filter(|generation| *generation > 0) {
+        if let Some(generation) =
+            current["metadata"]["generation"].as_i64().filter(|generation| *generation > 0)
+        {
             object::metadata_mut(&mut new).insert("generation".into(), (generation + 1).into());
         }
         grace
@@ -214,7 +227,11 @@ mod tests {
             ("n1", "Running", Some(0), ("delete", 0)),
             ("n1", "Succeeded", None, ("delete", 0)),
         ] {
-            assert_eq!(grace_of(delete_pod(&pod(node, phase), requested, now)), expected, "{node} {phase}");
+            assert_eq!(
+                grace_of(delete_pod(&pod(node, phase), requested, now)),
+                expected,
+                "{node} {phase}"
+            );
         }
     }
 
@@ -223,9 +240,12 @@ mod tests {
         let now = Timestamp::now();
         let Write::Put(deleting) = delete_pod(&pod("n1", "Running"), None, now) else { panic!() };
         assert_eq!(deleting["metadata"]["generation"], 2);
-        for (requested, expected) in
-            [(None, ("keep", -1)), (Some(60), ("keep", -1)), (Some(10), ("put", 10)), (Some(0), ("delete", 0))]
-        {
+        for (requested, expected) in [
+            (None, ("keep", -1)),
+            (Some(60), ("keep", -1)),
+            (Some(10), ("put", 10)),
+            (Some(0), ("delete", 0)),
+        ] {
             assert_eq!(grace_of(delete_pod(&deleting, requested, now)), expected, "{requested:?}");
         }
         let late = after(now, 3600);

@@ -38,7 +38,12 @@ pub(crate) struct Api {
 }
 
 impl Api {
-    pub(crate) fn new(store: Arc<dyn Store>, services: Cidr, event_ttl: Duration, advertised: SocketAddr) -> Api {
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        services: Cidr,
+        event_ttl: Duration,
+        advertised: SocketAddr,
+    ) -> Api {
         Api {
             registry: Registry::new(store),
             services: ServiceAllocator::new(services),
@@ -48,14 +53,21 @@ impl Api {
     }
 
     /// Whether a caller may do something, and if not, why.
-    pub(crate) async fn is_allowed(&self, access: &Access<'_>) -> Result<Result<(), String>, StatusError> {
+    pub(crate) async fn is_allowed(
+        &self,
+        access: &Access<'_>,
+    ) -> Result<Result<(), String>, StatusError> {
         Ok(match auth::authorize(access) {
             Decision::Allow => Ok(()),
             Decision::Deny(reason) => Err(reason.into_owned()),
-            Decision::IfReferenced { node, reference } => match self.is_referenced(&node, &reference).await? {
-                true => Ok(()),
-                false => Err(format!("no relationship found between node '{node}' and this object")),
-            },
+            Decision::IfReferenced { node, reference } => {
+                match self.is_referenced(&node, &reference).await? {
+                    true => Ok(()),
+                    false => {
+                        Err(format!("no relationship found between node '{node}' and this object"))
+                    }
+                }
+            }
         })
     }
 
@@ -70,13 +82,19 @@ impl Api {
         let all = self.list_all(pods, &reference.namespace).await?;
         Ok(all.iter().filter(|pod| is_on_node(pod)).any(|pod| {
             let mut found = false;
-            auth::references(pod, |kind, name| found |= kind == reference.kind && name == reference.name);
+            auth::references(pod, |kind, name| {
+                found |= kind == reference.kind && name == reference.name
+            });
             found
         }))
     }
 
     /// All objects of a resource, in one namespace or (empty) in all.
-    pub(crate) async fn list_all(&self, resource: &Resource, namespace: &str) -> Result<Vec<Value>, StatusError> {
+    pub(crate) async fn list_all(
+        &self,
+        resource: &Resource,
+        namespace: &str,
+    ) -> Result<Vec<Value>, StatusError> {
         let request = ListRequest {
             resource,
             namespace,
@@ -87,7 +105,12 @@ impl Api {
             version: VersionMatch::Newest,
         };
         let mut items = Vec::new();
-        self.registry.list(&request, |object| Ok(items.push(object))).await?;
+        self.registry
+            .list(&request, |object| {
+                items.push(object);
+                Ok(())
+            })
+            .await?;
         Ok(items)
     }
 
@@ -103,7 +126,11 @@ fn calling_node(user: &User) -> Option<&str> {
 }
 
 /// A body's namespace must be the path's; an absent one is filled in.
-fn settle_namespace(resource: &Resource, object: &mut Value, namespace: &str) -> Result<(), StatusError> {
+fn settle_namespace(
+    resource: &Resource,
+    object: &mut Value,
+    namespace: &str,
+) -> Result<(), StatusError> {
     match object::namespace(object) {
         "" if resource.namespaced => {
             object::metadata_mut(object).insert("namespace".into(), namespace.into());

@@ -13,8 +13,9 @@ use crate::status::{Cause, MODIFIED, StatusError};
 /// The Scale of a replication controller.
 pub(crate) fn of(controller: &Value) -> Value {
     let selector = controller["spec"]["selector"].as_object().into_iter().flatten();
-    let selector: Vec<String> =
-        selector.map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default())).collect();
+    let selector: Vec<String> = selector
+        .map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()))
+        .collect();
     let metadata = &controller["metadata"];
     let number = |value: &Value| value.as_i64().unwrap_or(0);
     json!({
@@ -63,7 +64,9 @@ impl Api {
                 if replicas < 0 {
                     let cause = Cause {
                         reason: "FieldValueInvalid",
-                        message: format!("Invalid value: {replicas}: must be greater than or equal to 0"),
+                        message: format!(
+                            "Invalid value: {replicas}: must be greater than or equal to 0"
+                        ),
                         field: "spec.replicas".into(),
                     };
                     return Err(StatusError::invalid(resource, name, vec![cause]));

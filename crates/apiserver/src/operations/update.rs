@@ -34,7 +34,10 @@ pub(crate) struct UpdateRequest<'a> {
 
 impl Api {
     /// Carries out an update. Returns the object and warnings for the client.
-    pub(crate) async fn update(&self, request: &UpdateRequest<'_>) -> Result<(Value, Vec<String>), StatusError> {
+    pub(crate) async fn update(
+        &self,
+        request: &UpdateRequest<'_>,
+    ) -> Result<(Value, Vec<String>), StatusError> {
         let resource = request.resource;
         let mut warnings = Vec::new();
         let mut before = None;
@@ -53,7 +56,8 @@ impl Api {
                     check_identity(request, &mut new, current)?;
                     self.admit_update(request, &mut new, current)?;
                     if resource.kind == "Service" && request.subresource.is_empty() {
-                        reservation = Some(self.services.admit(resource, &mut new, Some(current))?);
+                        reservation =
+                            Some(self.services.admit(resource, &mut new, Some(current))?);
                         before = Some(current.clone());
                     }
                     validate(request, &new, current)?;
@@ -92,7 +96,9 @@ impl Api {
             _ => schema::prepare_status_update(resource, new, current),
         }
         match calling_node(request.user) {
-            Some(node) => node_restriction::admit_update(node, resource, request.subresource, new, current),
+            Some(node) => {
+                node_restriction::admit_update(node, resource, request.subresource, new, current)
+            }
             None => Ok(()),
         }
     }
@@ -115,7 +121,11 @@ impl Api {
     }
 }
 
-fn propose(request: &UpdateRequest<'_>, current: &Value, warnings: &mut Vec<String>) -> Result<Value, StatusError> {
+fn propose(
+    request: &UpdateRequest<'_>,
+    current: &Value,
+    warnings: &mut Vec<String>,
+) -> Result<Value, StatusError> {
     let gvk: Gvk = request.resource.gvk();
     match &request.change {
         Change::Replace(object) => Ok(object.clone()),
@@ -129,7 +139,11 @@ fn propose(request: &UpdateRequest<'_>, current: &Value, warnings: &mut Vec<Stri
 }
 
 /// The new object must be of the same life as the stored one, and made from its newest version if it names one.
-fn check_identity(request: &UpdateRequest<'_>, new: &mut Value, current: &Value) -> Result<(), StatusError> {
+fn check_identity(
+    request: &UpdateRequest<'_>,
+    new: &mut Value,
+    current: &Value,
+) -> Result<(), StatusError> {
     let resource = request.resource;
     settle_namespace(resource, new, request.namespace)?;
     if object::name(new).is_empty() {

@@ -23,13 +23,17 @@ pub(super) fn apply(document: &mut Value, patch: Value) -> Result<(), StatusErro
             "The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {operations}"
         )));
     }
-    let Patch(operations) =
-        serde_json::from_value(patch).map_err(|e| StatusError::bad_request(format!("error decoding patch: {e}")))?;
+    let Patch(operations) = serde_json::from_value(patch)
+        .map_err(|e| StatusError::bad_request(format!("error decoding patch: {e}")))?;
     let mut budget = Budget::default();
     for (index, operation) in operations.into_iter().enumerate() {
         budget.spend(document, &operation)?;
         patch_unsafe(document, std::slice::from_ref(&operation)).map_err(|e| {
-            StatusError::unprocessable(format!("operation {index} failed at path {:?}: {}", e.path.as_str(), e.kind))
+            StatusError::unprocessable(format!(
+                "operation {index} failed at path {:?}: {}",
+                e.path.as_str(),
+                e.kind
+            ))
         })?;
     }
     Ok(())
@@ -60,7 +64,9 @@ impl Budget {
             PatchOperation::Remove(_) | PatchOperation::Test(_) => 0,
         };
         if self.copied > MAX_COPIED {
-            return Err(StatusError::too_large(format!("the copies of a JSON patch add more than {MAX_COPIED} bytes")));
+            return Err(StatusError::too_large(format!(
+                "the copies of a JSON patch add more than {MAX_COPIED} bytes"
+            )));
         }
         if operation.path().count() + levels > MAX_DEPTH {
             return Err(StatusError::bad_request(format!(

@@ -24,8 +24,11 @@ pub enum PatchKind {
 }
 
 /// The content types that [`PatchKind::of`] knows.
-pub const ACCEPTED: &[&str] =
-    &["application/json-patch+json", "application/merge-patch+json", "application/strategic-merge-patch+json"];
+pub const ACCEPTED: &[&str] = &[
+    "application/json-patch+json",
+    "application/merge-patch+json",
+    "application/strategic-merge-patch+json",
+];
 
 impl PatchKind {
     /// The kind of patch of this content type; 415 for others.
@@ -41,7 +44,12 @@ impl PatchKind {
 
 /// Applies a patch body to an object of this kind. 400 for a malformed patch, 413 for one beyond
 /// the limits, 422 for one that cannot be carried out on this object.
-pub fn apply(kind: PatchKind, gvk: Gvk, current: &Value, body: &[u8]) -> Result<Decoded, StatusError> {
+pub fn apply(
+    kind: PatchKind,
+    gvk: Gvk,
+    current: &Value,
+    body: &[u8],
+) -> Result<Decoded, StatusError> {
     let Decoded { value: patch, duplicates } = schema::json(body)?;
     let mut value = current.clone();
     match kind {
@@ -56,14 +64,21 @@ pub fn apply(kind: PatchKind, gvk: Gvk, current: &Value, body: &[u8]) -> Result<
         }
     }
     if schema::value::depth(&value) > MAX_DEPTH {
-        return Err(StatusError::bad_request(format!("the patched object is nested deeper than {MAX_DEPTH} levels")));
+        return Err(StatusError::bad_request(format!(
+            "the patched object is nested deeper than {MAX_DEPTH} levels"
+        )));
     }
     Ok(Decoded { value, duplicates })
 }
 
 fn object(patch: &Value) -> Result<(), StatusError> {
-    if patch.is_object() { Ok(()) } else { Err(StatusError::bad_request("error decoding patch: a patch must be an object")) }
+    if patch.is_object() {
+        Ok(())
+    } else {
+        Err(StatusError::bad_request("error decoding patch: a patch must be an object"))
+    }
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;

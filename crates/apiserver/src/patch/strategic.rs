@@ -14,7 +14,11 @@ const RETAIN_KEYS: &str = "$retainKeys";
 const ORDER: &str = "$setElementOrder/";
 const DELETE: &str = "$deleteFromPrimitiveList/";
 
-pub(super) fn apply(ty: Option<&'static Type>, object: &mut Value, patch: Value) -> Result<(), StatusError> {
+pub(super) fn apply(
+    ty: Option<&'static Type>,
+    object: &mut Value,
+    patch: Value,
+) -> Result<(), StatusError> {
     if !object.is_object() {
         *object = Value::Object(Map::new());
     }
@@ -58,7 +62,9 @@ fn merge(
     }
     for (name, order) in orders {
         let field = ty.and_then(|t| t.field(&name));
-        let Value::Array(order) = order else { return Err(malformed(&format!("{ORDER}{name} must be a list"))) };
+        let Value::Array(order) = order else {
+            return Err(malformed(&format!("{ORDER}{name} must be a list")));
+        };
         set_order(field, object, &name, patch.remove(&name), &order)?;
     }
     for (name, value) in patch {
@@ -103,12 +109,20 @@ fn struct_of(field: Option<&'static Field>) -> Option<&'static Type> {
 }
 
 /// Only the keys that the patch retains survive: that is how one of several alternatives replaces another.
-fn retain_keys(object: &mut Map<String, Value>, patch: &mut Map<String, Value>) -> Result<(), StatusError> {
+fn retain_keys(
+    object: &mut Map<String, Value>,
+    patch: &mut Map<String, Value>,
+) -> Result<(), StatusError> {
     let Some(keys) = patch.remove(RETAIN_KEYS) else { return Ok(()) };
-    let Value::Array(keys) = keys else { return Err(malformed("$retainKeys must be a list of field names")) };
+    let Value::Array(keys) = keys else {
+        return Err(malformed("$retainKeys must be a list of field names"));
+    };
     let keys: HashSet<&str> = keys.iter().filter_map(Value::as_str).collect();
     let stray = patch.iter().find(|(k, v)| {
-        !v.is_null() && !k.starts_with(DELETE) && !k.starts_with(ORDER) && !keys.contains(k.as_str())
+        !v.is_null()
+            && !k.starts_with(DELETE)
+            && !k.starts_with(ORDER)
+            && !keys.contains(k.as_str())
     });
     if let Some((key, _)) = stray {
         return Err(malformed(&format!("field {key:?} is set but missing in $retainKeys")));
@@ -117,8 +131,14 @@ fn retain_keys(object: &mut Map<String, Value>, patch: &mut Map<String, Value>) 
     Ok(())
 }
 
-fn delete_from_list(object: &mut Map<String, Value>, name: &str, unwanted: Value) -> Result<(), StatusError> {
-    let Value::Array(unwanted) = unwanted else { return Err(malformed(&format!("{DELETE}{name} must be a list"))) };
+fn delete_from_list(
+    object: &mut Map<String, Value>,
+    name: &str,
+    unwanted: Value,
+) -> Result<(), StatusError> {
+    let Value::Array(unwanted) = unwanted else {
+        return Err(malformed(&format!("{DELETE}{name} must be a list")));
+    };
     let unwanted: HashSet<String> = unwanted.iter().map(Value::to_string).collect();
     if let Some(Value::Array(list)) = object.get_mut(name) {
         list.retain(|item| !unwanted.contains(&item.to_string()));
@@ -147,7 +167,10 @@ fn set_order(
         !deleted && identity(item, key).is_none_or(|id| !known.contains(&id))
     };
     if let Some(item) = patch.iter().flatten().find(unordered) {
-        return Err(malformed(&format!("an item of {name} is missing in {ORDER}{name}: {}", describe(item, key))));
+        return Err(malformed(&format!(
+            "an item of {name} is missing in {ORDER}{name}: {}",
+            describe(item, key)
+        )));
     }
     let old = match object.get_mut(name) {
         Some(Value::Array(list)) => std::mem::take(list),
@@ -212,7 +235,10 @@ fn merge_keyed(
         }
     }
     if replace {
-        return Ok((changes.into_iter().map(|m| Value::Object(cleaned_map(m))).collect(), Vec::new()));
+        return Ok((
+            changes.into_iter().map(|m| Value::Object(cleaned_map(m))).collect(),
+            Vec::new(),
+        ));
     }
     old.retain(|item| item.get(key).is_none_or(|k| !deleted.contains(&k.to_string())));
     let mut places: HashMap<String, usize> = HashMap::new();
@@ -249,13 +275,21 @@ fn identities(list: &[Value], key: Option<&str>) -> Identities {
 }
 
 /// Items named in `order` come in that order; the others stay where they stood in `before` among them.
-fn in_order(list: Vec<Value>, order: &Identities, before: &Identities, key: Option<&str>) -> Vec<Value> {
+fn in_order(
+    list: Vec<Value>,
+    order: &Identities,
+    before: &Identities,
+    key: Option<&str>,
+) -> Vec<Value> {
     let places = |ids: &Identities| -> HashMap<String, usize> {
         ids.iter().enumerate().rev().filter_map(|(i, id)| Some((id.clone()?, i))).collect()
     };
     let (wanted, stood) = (places(order), places(before));
-    let place = |places: &HashMap<String, usize>, item: &Value| identity(item, key).and_then(|id| places.get(&id).copied());
-    let (mut ours, theirs): (Vec<Value>, Vec<Value>) = list.into_iter().partition(|i| place(&wanted, i).is_some());
+    let place = |places: &HashMap<String, usize>, item: &Value| {
+        identity(item, key).and_then(|id| places.get(&id).copied())
+    };
+    let (mut ours, theirs): (Vec<Value>, Vec<Value>) =
+        list.into_iter().partition(|i| place(&wanted, i).is_some());
     ours.sort_by_key(|item| place(&wanted, item));
     let mut result = Vec::with_capacity(ours.len() + theirs.len());
     let mut theirs = theirs.into_iter().peekable();

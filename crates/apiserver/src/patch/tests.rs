@@ -32,12 +32,23 @@ fn json_patches() {
     let current = json!({"a": {"b": [1, 2]}, "x/y": 1});
     let table = [
         (json!([]), Some(current.clone())),
-        (json!([{"op": "add", "path": "/a/b/1", "value": 9}]), Some(json!({"a": {"b": [1, 9, 2]}, "x/y": 1}))),
-        (json!([{"op": "add", "path": "/a/b/-", "value": 9}]), Some(json!({"a": {"b": [1, 2, 9]}, "x/y": 1}))),
+        (
+            json!([{"op": "add", "path": "/a/b/1", "value": 9}]),
+            Some(json!({"a": {"b": [1, 9, 2]}, "x/y": 1})),
+        ),
+        (
+            json!([{"op": "add", "path": "/a/b/-", "value": 9}]),
+            Some(json!({"a": {"b": [1, 2, 9]}, "x/y": 1})),
+        ),
         (json!([{"op": "remove", "path": "/x~1y"}]), Some(json!({"a": {"b": [1, 2]}}))),
-        (json!([{"op": "move", "from": "/a/b", "path": "/c"}]), Some(json!({"a": {}, "c": [1, 2], "x/y": 1}))),
-        (json!([{"op": "copy", "from": "/a", "path": "/c"}, {"op": "replace", "path": "/c/b", "value": 0}]),
-         Some(json!({"a": {"b": [1, 2]}, "c": {"b": 0}, "x/y": 1}))),
+        (
+            json!([{"op": "move", "from": "/a/b", "path": "/c"}]),
+            Some(json!({"a": {}, "c": [1, 2], "x/y": 1})),
+        ),
+        (
+            json!([{"op": "copy", "from": "/a", "path": "/c"}, {"op": "replace", "path": "/c/b", "value": 0}]),
+            Some(json!({"a": {"b": [1, 2]}, "c": {"b": 0}, "x/y": 1})),
+        ),
         (json!([{"op": "test", "path": "/a/b/0", "value": 1}]), Some(current.clone())),
         (json!([{"op": "test", "path": "/a/b/0", "value": 2}]), None),
         (json!([{"op": "remove", "path": "/nope"}]), None),
@@ -47,11 +58,15 @@ fn json_patches() {
     for (patch, wanted) in table {
         match (patched(PatchKind::Json, &current, &patch), wanted) {
             (Ok(result), Some(wanted)) => assert_eq!(result, wanted, "{patch}"),
-            (Err(error), None) => assert_eq!((error.code, error.reason), (422, "Invalid"), "{patch}"),
+            (Err(error), None) => {
+                assert_eq!((error.code, error.reason), (422, "Invalid"), "{patch}")
+            }
             (result, wanted) => panic!("{patch}: {result:?}, wanted {wanted:?}"),
         }
     }
-    for patch in [json!({}), json!([{"op": "fly"}]), json!([{"op": "add", "path": "a", "value": 1}])] {
+    for patch in
+        [json!({}), json!([{"op": "fly"}]), json!([{"op": "add", "path": "a", "value": 1}])]
+    {
         assert_eq!(patched(PatchKind::Json, &current, &patch).unwrap_err().code, 400, "{patch}");
     }
 }
@@ -59,15 +74,22 @@ fn json_patches() {
 #[test]
 fn hostile_json_patches() {
     let wide = Value::Array(vec![json!(0); 100_000]);
-    let double: Vec<Value> = (0..9_000).map(|i| json!({"op": "copy", "from": "/a", "path": format!("/a/{i}")})).collect();
-    let nest: Vec<Value> = (0..9_000).map(|_| json!({"op": "copy", "from": "/a", "path": "/a/a"})).collect();
-    let dig: Vec<Value> = (0..9_000).map(|_| json!({"op": "move", "from": "/a", "path": "/b/a"})).collect();
+    let double: Vec<Value> = (0..9_000)
+        .map(|i| json!({"op": "copy", "from": "/a", "path": format!("/a/{i}")}))
+        .collect();
+    let nest: Vec<Value> =
+        (0..9_000).map(|_| json!({"op": "copy", "from": "/a", "path": "/a/a"})).collect();
+    let dig: Vec<Value> =
+        (0..9_000).map(|_| json!({"op": "move", "from": "/a", "path": "/b/a"})).collect();
     let shift = vec![json!({"op": "add", "path": "/w/0", "value": 0}); 9_000];
     let many = vec![json!({"op": "test", "path": "/a", "value": {}}); 10_001];
     let deep = vec![json!({"op": "add", "path": "/a".repeat(200), "value": 0})];
-    for (patch, code) in [(double, 413), (nest, 400), (dig, 422), (shift, 413), (many, 413), (deep, 400)] {
+    for (patch, code) in
+        [(double, 413), (nest, 400), (dig, 422), (shift, 413), (many, 413), (deep, 400)]
+    {
         let started = Instant::now();
-        let error = patched(PatchKind::Json, &json!({"a": {}, "w": wide}), &Value::Array(patch)).unwrap_err();
+        let error = patched(PatchKind::Json, &json!({"a": {}, "w": wide}), &Value::Array(patch))
+            .unwrap_err();
         assert!(started.elapsed() < Duration::from_secs(10), "{error}");
         assert_eq!(error.code, code, "{error}");
     }
@@ -105,15 +127,24 @@ fn strategic_patches() {
         },
     });
     let names = |value: &Value| -> Vec<String> {
-        value["spec"]["containers"].as_array().unwrap().iter().map(|c| c["name"].as_str().unwrap().to_owned()).collect()
+        value["spec"]["containers"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|c| c["name"].as_str().unwrap().to_owned())
+            .collect()
     };
-    let run = |patch: Value| patched(PatchKind::Strategic, &current, &patch).unwrap_or_else(|e| panic!("{patch}: {e}"));
+    let run = |patch: Value| {
+        patched(PatchKind::Strategic, &current, &patch).unwrap_or_else(|e| panic!("{patch}: {e}"))
+    };
 
     let result = run(containers(json!([{"name": "b", "image": "3"}])));
     assert_eq!(result["spec"]["containers"][1], json!({"name": "b", "image": "3"}));
     assert_eq!(names(&result), ["a", "b", "c"]);
 
-    let result = run(containers(json!([{"name": "z", "image": null, "env": [{"name": "E", "value": null}]}])));
+    let result = run(containers(
+        json!([{"name": "z", "image": null, "env": [{"name": "E", "value": null}]}]),
+    ));
     assert_eq!(names(&result), ["z", "a", "b", "c"]);
     assert_eq!(result["spec"]["containers"][0], json!({"name": "z", "env": [{"name": "E"}]}));
 
@@ -129,24 +160,31 @@ fn strategic_patches() {
     let result = run(json!({"spec": {"tolerations": [{"key": "b"}]}}));
     assert_eq!(result["spec"]["tolerations"], json!([{"key": "b"}]));
 
-    let result = run(json!({"spec": {"$setElementOrder/containers": [{"name": "c"}, {"name": "a"}, {"name": "n"}],
-                                     "containers": [{"name": "n", "image": "9"}]}}));
+    let result = run(
+        json!({"spec": {"$setElementOrder/containers": [{"name": "c"}, {"name": "a"}, {"name": "n"}],
+                                     "containers": [{"name": "n", "image": "9"}]}}),
+    );
     assert_eq!(names(&result), ["b", "c", "a", "n"]);
 
-    let result = run(json!({"spec": {"$setElementOrder/containers": [{"name": "c"}, {"name": "b"}, {"name": "a"}]}}));
+    let result = run(
+        json!({"spec": {"$setElementOrder/containers": [{"name": "c"}, {"name": "b"}, {"name": "a"}]}}),
+    );
     assert_eq!(names(&result), ["c", "b", "a"]);
 
     let result = run(json!({"metadata": {"finalizers": ["e/f", "a/b"]}}));
     assert_eq!(result["metadata"]["finalizers"], json!(["e/f", "a/b", "c/d"]));
 
-    let result = run(json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["a/b"], "labels": {"x": null, "z": "3"}}}));
+    let result = run(
+        json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["a/b"], "labels": {"x": null, "z": "3"}}}),
+    );
     assert_eq!(result["metadata"]["finalizers"], json!(["c/d"]));
     assert_eq!(result["metadata"]["labels"], json!({"y": "2", "z": "3"}));
 
     let result = run(json!({"metadata": {"$setElementOrder/finalizers": ["c/d", "a/b"]}}));
     assert_eq!(result["metadata"]["finalizers"], json!(["c/d", "a/b"]));
 
-    let volumes = json!([{"name": "v", "$retainKeys": ["name", "secret"], "secret": {"secretName": "s"}}]);
+    let volumes =
+        json!([{"name": "v", "$retainKeys": ["name", "secret"], "secret": {"secretName": "s"}}]);
     let result = run(json!({"spec": {"volumes": volumes}}));
     assert_eq!(result["spec"]["volumes"], json!([{"name": "v", "secret": {"secretName": "s"}}]));
 
@@ -164,12 +202,19 @@ fn strategic_patches() {
         (json!({"$patch": "fly"}), 400),
         (json!({"spec": {"$retainKeys": "x"}}), 400),
         (json!({"spec": {"$retainKeys": ["nodeSelector"], "tolerations": []}}), 400),
-        (json!({"spec": {"$setElementOrder/containers": [{"name": "a"}], "containers": [{"name": "b"}]}}), 400),
+        (
+            json!({"spec": {"$setElementOrder/containers": [{"name": "a"}], "containers": [{"name": "b"}]}}),
+            400,
+        ),
         (json!({"spec": {"$setElementOrder/containers": {}}}), 400),
         (json!({"metadata": {"$deleteFromPrimitiveList/finalizers": 1}}), 400),
     ];
     for (patch, code) in refused {
-        assert_eq!(patched(PatchKind::Strategic, &current, &patch).expect_err("refused").code, code, "{patch}");
+        assert_eq!(
+            patched(PatchKind::Strategic, &current, &patch).expect_err("refused").code,
+            code,
+            "{patch}"
+        );
     }
 }
 
@@ -186,7 +231,8 @@ fn a_kubelets_status_patch() {
         "conditions": [{"type": "Ready", "status": "True", "reason": null}],
         "addresses": [{"type": "InternalIP", "address": "2"}, {"type": "Hostname", "address": "h"}, {"$patch": "replace"}],
     }});
-    let result = apply(PatchKind::Strategic, NODE, &current, patch.to_string().as_bytes()).unwrap().value;
+    let result =
+        apply(PatchKind::Strategic, NODE, &current, patch.to_string().as_bytes()).unwrap().value;
     assert_eq!(
         result,
         json!({"status": {
@@ -196,11 +242,24 @@ fn a_kubelets_status_patch() {
     );
 }
 
+/// The directive says how to take a list, also one that the object does not have yet.
+#[test]
+fn a_replacing_list_may_be_new() {
+    let patch = json!({"status": {"podIPs": [{"ip": "10.0.0.2"}, {"$patch": "replace"}]}});
+    for current in [json!({}), json!({"status": {"podIPs": [{"ip": "10.0.0.1"}]}})] {
+        let result = patched(PatchKind::Strategic, &current, &patch).unwrap();
+        assert_eq!(result, json!({"status": {"podIPs": [{"ip": "10.0.0.2"}]}}), "{current}");
+    }
+}
+
 #[test]
 fn long_lists_merge_quickly() {
-    let list = |from: usize| -> Value { (from..from + 15_000).map(|i| json!({"name": format!("c{i}")})).collect() };
+    let list = |from: usize| -> Value {
+        (from..from + 15_000).map(|i| json!({"name": format!("c{i}")})).collect()
+    };
     let started = Instant::now();
-    let result = patched(PatchKind::Strategic, &containers(list(0)), &containers(list(7_500))).unwrap();
+    let result =
+        patched(PatchKind::Strategic, &containers(list(0)), &containers(list(7_500))).unwrap();
     assert_eq!(result["spec"]["containers"].as_array().unwrap().len(), 22_500);
     assert!(started.elapsed() < Duration::from_secs(10));
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
-    PublicKeyData,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PublicKeyData,
 };
 use rustls_pki_types::{CertificateDer, pem::PemObject};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
@@ -40,21 +40,11 @@ pub(super) struct Profile<'a> {
 
 impl<'a> Profile<'a> {
     pub(super) fn serving(user: &'a str, names: &'a [String]) -> Self {
-        Profile {
-            user,
-            group: None,
-            names,
-            usage: Usage::Server,
-        }
+        Profile { user, group: None, names, usage: Usage::Server }
     }
 
     pub(super) fn client(user: &'a str, group: Option<&'a str>) -> Self {
-        Profile {
-            user,
-            group,
-            names: &[],
-            usage: Usage::Client,
-        }
+        Profile { user, group, names: &[], usage: Usage::Client }
     }
 }
 
@@ -71,13 +61,14 @@ pub(super) fn self_signed(name: &str, key: &KeyPair) -> Result<String> {
         ];
         params.self_signed(key).map(|certificate| certificate.pem())
     };
-    make().map_err(|source| Error::Make {
-        name: name.into(),
-        source,
-    })
+    make().map_err(|source| Error::Make { name: name.into(), source })
 }
 
-pub(super) fn signed(profile: &Profile<'_>, key: &KeyPair, issuer: &Issuer<'_, KeyPair>) -> Result<String> {
+pub(super) fn signed(
+    profile: &Profile<'_>,
+    key: &KeyPair,
+    issuer: &Issuer<'_, KeyPair>,
+) -> Result<String> {
     let make = || {
         let mut params = CertificateParams::new(profile.names)?;
         subject(&mut params, profile.user, profile.group);
@@ -90,10 +81,7 @@ pub(super) fn signed(profile: &Profile<'_>, key: &KeyPair, issuer: &Issuer<'_, K
         }];
         params.signed_by(key, issuer).map(|certificate| certificate.pem())
     };
-    make().map_err(|source| Error::Make {
-        name: profile.user.into(),
-        source,
-    })
+    make().map_err(|source| Error::Make { name: profile.user.into(), source })
 }
 
 fn subject(params: &mut CertificateParams, name: &str, group: Option<&str>) {
@@ -118,24 +106,17 @@ pub(super) struct Certificate {
 
 impl Certificate {
     pub(super) fn load(path: &Path) -> Result<Option<Self>> {
-        files::read_optional(path)?
-            .map(|pem| Self::parse(path, &pem))
-            .transpose()
+        files::read_optional(path)?.map(|pem| Self::parse(path, &pem)).transpose()
     }
 
     pub(super) fn parse(path: &Path, pem: &str) -> Result<Self> {
-        let invalid = |reason: String| Error::Invalid {
-            path: path.to_owned(),
-            reason,
-        };
+        let invalid = |reason: String| Error::Invalid { path: path.to_owned(), reason };
         let der = CertificateDer::from_pem_slice(pem.as_bytes())
             .map_err(|error| invalid(format!("is no certificate: {error}")))?
             .to_vec();
-        X509Certificate::from_der(&der).map_err(|error| invalid(format!("is no certificate: {error}")))?;
-        Ok(Certificate {
-            pem: pem.to_owned(),
-            der,
-        })
+        X509Certificate::from_der(&der)
+            .map_err(|error| invalid(format!("is no certificate: {error}")))?;
+        Ok(Certificate { pem: pem.to_owned(), der })
     }
 
     pub(super) fn pem(&self) -> &str {
@@ -151,7 +132,8 @@ impl Certificate {
     }
 
     pub(super) fn is_current(&self) -> bool {
-        let since_epoch = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
+        let since_epoch =
+            |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
         let now = SystemTime::now();
         self.judge(|certificate| {
             let validity = certificate.validity();
@@ -169,18 +151,18 @@ impl Certificate {
             return false;
         };
         self.judge(|certificate| {
-            certificate.issuer() == ca.subject() && certificate.verify_signature(Some(ca.public_key())).is_ok()
+            certificate.issuer() == ca.subject()
+                && certificate.verify_signature(Some(ca.public_key())).is_ok()
         })
     }
 
     pub(super) fn fits(&self, profile: &Profile<'_>) -> bool {
         self.judge(|certificate| {
             let (user, groups) = subject_of(certificate);
-            let has_usage = certificate
-                .extended_key_usage()
-                .ok()
-                .flatten()
-                .is_some_and(|usage| match profile.usage {
+            let has_usage =
+                certificate.extended_key_usage().ok().flatten().is_some_and(|usage| match profile
+                    .usage
+                {
                     Usage::Server => usage.value.server_auth,
                     Usage::Client => usage.value.client_auth,
                 });
@@ -195,7 +177,9 @@ impl Certificate {
 /// The common name and the organizations of a certificate's subject: a Kubernetes user and its groups.
 pub(crate) fn subject_of(certificate: &X509Certificate<'_>) -> (Option<String>, Vec<String>) {
     let subject = certificate.subject();
-    let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| attribute.as_str().ok().map(str::to_owned);
+    let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
+        attribute.as_str().ok().map(str::to_owned)
+    };
     let user = subject.iter_common_name().last().and_then(text);
     (user, subject.iter_organization().filter_map(text).collect())
 }
@@ -204,14 +188,10 @@ fn covers(certificate: &X509Certificate<'_>, name: &str) -> bool {
     let Ok(Some(names)) = certificate.subject_alternative_name() else {
         return false;
     };
-    names
-        .value
-        .general_names
-        .iter()
-        .any(|general| match (general, name.parse::<IpAddr>()) {
-            (GeneralName::IPAddress(bytes), Ok(IpAddr::V4(ip))) => *bytes == ip.octets(),
-            (GeneralName::IPAddress(bytes), Ok(IpAddr::V6(ip))) => *bytes == ip.octets(),
-            (GeneralName::DNSName(dns), Err(_)) => *dns == name,
-            _ => false,
-        })
+    names.value.general_names.iter().any(|general| match (general, name.parse::<IpAddr>()) {
+        (GeneralName::IPAddress(bytes), Ok(IpAddr::V4(ip))) => *bytes == ip.octets(),
+        (GeneralName::IPAddress(bytes), Ok(IpAddr::V6(ip))) => *bytes == ip.octets(),
+        (GeneralName::DNSName(dns), Err(_)) => *dns == name,
+        _ => false,
+    })
 }

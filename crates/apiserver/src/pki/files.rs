@@ -10,15 +10,11 @@ use rcgen::KeyPair;
 use super::{Error, Result};
 
 pub(super) fn create_private_dir(dir: &Path) -> Result<()> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
-        .map_err(|source| Error::Io {
-            action: "create directory",
-            path: dir.to_owned(),
-            source,
-        })
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|source| Error::Io {
+        action: "create directory",
+        path: dir.to_owned(),
+        source,
+    })
 }
 
 /// Writes a file so that a reader, or a machine that crashes, sees the old or the new content
@@ -41,11 +37,7 @@ pub fn write_atomically(path: &Path, content: &[u8], mode: u32) -> Result<()> {
     };
     write().map_err(|source| {
         let _ = fs::remove_file(temporary);
-        Error::Io {
-            action: "write",
-            path: path.to_owned(),
-            source,
-        }
+        Error::Io { action: "write", path: path.to_owned(), source }
     })
 }
 
@@ -53,11 +45,7 @@ pub(super) fn read_optional(path: &Path) -> Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(Error::Io {
-            action: "read",
-            path: path.to_owned(),
-            source,
-        }),
+        Err(source) => Err(Error::Io { action: "read", path: path.to_owned(), source }),
     }
 }
 

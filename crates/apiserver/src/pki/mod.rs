@@ -99,15 +99,9 @@ impl Pki {
                 (Certificate::parse(&certificate, &pem)?, signing_key)
             }
         };
-        let issuer = Issuer::from_ca_cert_der(&ca.der().into(), signing_key).map_err(|source| Error::Make {
-            name: "kubernetes".into(),
-            source,
-        })?;
-        let pki = Pki {
-            dir: dir.to_owned(),
-            ca,
-            issuer,
-        };
+        let issuer = Issuer::from_ca_cert_der(&ca.der().into(), signing_key)
+            .map_err(|source| Error::Make { name: "kubernetes".into(), source })?;
+        let pki = Pki { dir: dir.to_owned(), ca, issuer };
         pki.service_account_key()?;
         Ok(pki)
     }
@@ -150,10 +144,9 @@ impl Pki {
     }
 
     fn is_usable(&self, identity: &Identity, profile: &Profile<'_>) -> Result<bool> {
-        let (Some(certificate), Some(key)) = (
-            Certificate::load(&identity.certificate)?,
-            files::load_key(&identity.key)?,
-        ) else {
+        let (Some(certificate), Some(key)) =
+            (Certificate::load(&identity.certificate)?, files::load_key(&identity.key)?)
+        else {
             return Ok(false);
         };
         Ok(certificate.is_current()
@@ -181,10 +174,7 @@ impl Pki {
 }
 
 fn generate(name: &str) -> Result<KeyPair> {
-    KeyPair::generate().map_err(|source| Error::Make {
-        name: name.into(),
-        source,
-    })
+    KeyPair::generate().map_err(|source| Error::Make { name: name.into(), source })
 }
 
 /// Two processes on one directory must not mix a key of the one with a certificate of the other.
@@ -196,9 +186,5 @@ fn lock(dir: &Path) -> Result<File> {
         .write(true)
         .open(&path)
         .and_then(|file| file.lock().map(|()| file))
-        .map_err(|source| Error::Io {
-            action: "lock",
-            path,
-            source,
-        })
+        .map_err(|source| Error::Io { action: "lock", path, source })
 }

@@ -80,7 +80,8 @@ fn a_kubeconfig_is_yaml_and_private() {
     let pki = Pki::open(dir.path()).unwrap();
     let identity = pki.client("n1", "system:node:n1", Some("system:nodes")).unwrap();
     let path = dir.path().join("n1.conf");
-    let config = Kubeconfig::new(&pki, "https://127.0.0.1:6443", "system:node:n1", &identity).unwrap();
+    let config =
+        Kubeconfig::new(&pki, "https://127.0.0.1:6443", "system:node:n1", &identity).unwrap();
     config.write(&path).unwrap();
     assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     let value: serde_json::Value = serde_saphyr::from_str(config.as_str()).unwrap();

@@ -56,9 +56,7 @@ impl Stored {
 
     /// The same as JSON text, made once for all watchers.
     pub(crate) fn json(&self) -> Option<Bytes> {
-        self.json
-            .get_or_init(|| serde_json::to_vec(self.value()?).ok().map(Bytes::from))
-            .clone()
+        self.json.get_or_init(|| serde_json::to_vec(self.value()?).ok().map(Bytes::from)).clone()
     }
 }
 
@@ -73,11 +71,9 @@ impl From<Event> for Change {
                     previous: previous.map(|previous| Stored::new(previous, revision)),
                 }
             }
-            Event::Delete { previous, revision } => Change {
-                revision,
-                current: None,
-                previous: Some(Stored::new(previous, revision)),
-            },
+            Event::Delete { previous, revision } => {
+                Change { revision, current: None, previous: Some(Stored::new(previous, revision)) }
+            }
         }
     }
 }
@@ -94,7 +90,11 @@ impl Feeds {
     }
 
     /// All changes of a resource after a revision.
-    pub(crate) async fn subscribe(&self, resource: &Resource, after: Revision) -> Result<Subscription, StatusError> {
+    pub(crate) async fn subscribe(
+        &self,
+        resource: &Resource,
+        after: Revision,
+    ) -> Result<Subscription, StatusError> {
         let feed = self.feed(resource).await?;
         let source = match feed.subscribe(after) {
             Some(source) => source,
@@ -282,7 +282,9 @@ impl Subscription {
         // Read before looking whether something waits: what is sent later is newer.
         let newest = self.feed.lock().newest;
         match &self.source {
-            Source::Feed { backlog, live } if backlog.is_empty() && live.is_empty() => newest.max(self.position),
+            Source::Feed { backlog, live } if backlog.is_empty() && live.is_empty() => {
+                newest.max(self.position)
+            }
             _ => self.position,
         }
     }

@@ -17,7 +17,11 @@ struct Token {
 }
 
 /// A token to go on after `last_key`, which begins with `prefix`.
-pub(super) fn encode(prefix: &str, last_key: &str, revision: Revision) -> Result<String, StatusError> {
+pub(super) fn encode(
+    prefix: &str,
+    last_key: &str,
+    revision: Revision,
+) -> Result<String, StatusError> {
     let relative = last_key.strip_prefix(prefix).unwrap_or(last_key);
     let token = Token { v: VERSION.into(), rv: revision, start: format!("{relative}\0") };
     serde_json::to_vec(&token)

@@ -16,11 +16,17 @@ pub(super) fn prefix(resource: &Resource, namespace: &str) -> Result<String, Sta
 }
 
 /// The key of one object.
-pub(super) fn object(resource: &Resource, namespace: &str, name: &str) -> Result<String, StatusError> {
+pub(super) fn object(
+    resource: &Resource,
+    namespace: &str,
+    name: &str,
+) -> Result<String, StatusError> {
     check("name", name)?;
     match (resource.namespaced, namespace) {
         (false, _) => Ok(format!("/registry/{}/{name}", resource.storage)),
-        (true, "") => Err(StatusError::bad_request("an empty namespace may not be set when a resource name is provided")),
+        (true, "") => Err(StatusError::bad_request(
+            "an empty namespace may not be set when a resource name is provided",
+        )),
         (true, _) => Ok(prefix(resource, namespace)? + name),
     }
 }

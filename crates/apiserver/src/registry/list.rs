@@ -83,7 +83,8 @@ impl Registry {
             }
         };
         let is_continued = start.is_some();
-        let is_one_key = !is_continued && (!request.resource.namespaced || !request.namespace.is_empty());
+        let is_one_key =
+            !is_continued && (!request.resource.namespaced || !request.namespace.is_empty());
         if let (Some(name), true) = (request.fields.name(), is_one_key) {
             return self.list_one(request, name, revision, item).await;
         }
@@ -123,7 +124,12 @@ impl Registry {
         }
     }
 
-    async fn page(&self, prefix: &str, options: ListOptions, is_continued: bool) -> Result<Page, StatusError> {
+    async fn page(
+        &self,
+        prefix: &str,
+        options: ListOptions,
+        is_continued: bool,
+    ) -> Result<Page, StatusError> {
         self.store().list(prefix, options).await.map_err(|error| match error {
             Error::Compacted { .. } if is_continued => StatusError::expired(
                 "The provided continue parameter is too old to display a consistent list result. \

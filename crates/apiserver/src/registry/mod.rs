@@ -55,10 +55,7 @@ pub(crate) struct Written {
 
 impl Registry {
     pub(crate) fn new(store: Arc<dyn Store>) -> Registry {
-        Registry {
-            feeds: Feeds::new(store.clone()),
-            store,
-        }
+        Registry { feeds: Feeds::new(store.clone()), store }
     }
 
     pub(crate) fn store(&self) -> &Arc<dyn Store> {
@@ -70,7 +67,12 @@ impl Registry {
     }
 
     /// One object; 404 when there is none.
-    pub(crate) async fn get(&self, resource: &Resource, namespace: &str, name: &str) -> Result<Value, StatusError> {
+    pub(crate) async fn get(
+        &self,
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Value, StatusError> {
         self.find(resource, namespace, name)
             .await?
             .ok_or_else(|| StatusError::not_found(resource, name))
@@ -135,7 +137,10 @@ impl Registry {
             if dry_run {
                 return Ok(Written { object: next.unwrap_or(current), deleted: deletes });
             }
-            let conflict = match self.write_once(resource, &key, stored.mod_revision, next, deletes, ttl).await {
+            let conflict = match self
+                .write_once(resource, &key, stored.mod_revision, next, deletes, ttl)
+                .await
+            {
                 Ok(Some(written)) => return Ok(written),
                 Ok(None) => return Ok(Written { object: current, deleted: false }),
                 Err(Error::Conflict { current, .. }) => current,
@@ -165,12 +170,18 @@ impl Registry {
             let value = encode(resource, object).map_err(broken)?;
             let stored = self.store.put(key, value, Expect::Revision(revision), ttl).await?;
             revision = stored.mod_revision;
-            written = Some(Written { object: decode(resource, &stored).map_err(broken)?, deleted: false });
+            written = Some(Written {
+                object: decode(resource, &stored).map_err(broken)?,
+                deleted: false,
+            });
         }
         if deletes {
             let (mut previous, revision) = self.store.delete(key, revision).await?;
             previous.mod_revision = revision;
-            written = Some(Written { object: decode(resource, &previous).map_err(broken)?, deleted: true });
+            written = Some(Written {
+                object: decode(resource, &previous).map_err(broken)?,
+                deleted: true,
+            });
         }
         Ok(written)
     }
@@ -185,8 +196,9 @@ fn encode(resource: &Resource, mut object: Value) -> Result<Bytes, StatusError> 
 }
 
 fn decode(resource: &Resource, stored: &KeyValue) -> Result<Value, StatusError> {
-    let value = decode_raw(&stored.value, stored.mod_revision)
-        .ok_or_else(|| StatusError::internal(format!("the stored object {} cannot be read", stored.key)))?;
+    let value = decode_raw(&stored.value, stored.mod_revision).ok_or_else(|| {
+        StatusError::internal(format!("the stored object {} cannot be read", stored.key))
+    })?;
     Ok(schema::from_storage(resource, value))
 }
 

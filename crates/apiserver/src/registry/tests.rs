@@ -1,0 +1,243 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use longshore_store::{EmbeddedStore, ListOptions, Page, WatchItem};
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::facts::lookup;
+
+/// A real store that counts its watches.
+struct Counting {
+    store: EmbeddedStore,
+    watches: AtomicUsize,
+}
+
+#[async_trait]
+impl Store for Counting {
+    async fn get(&self, key: &str) -> longshore_store::Result<Option<KeyValue>> {
+        self.store.get(key).await
+    }
+    async fn list(&self, prefix: &str, options: ListOptions) -> longshore_store::Result<Page> {
+        self.store.list(prefix, options).await
+    }
+    async fn put(
+        &self,
+        key: &str,
+        value: Bytes,
+        expect: Expect,
+        ttl: Option<Duration>,
+    ) -> longshore_store::Result<KeyValue> {
+        self.store.put(key, value, expect, ttl).await
+    }
+    async fn delete(
+        &self,
+        key: &str,
+        expect: Revision,
+    ) -> longshore_store::Result<(KeyValue, Revision)> {
+        self.store.delete(key, expect).await
+    }
+    async fn watch(
+        &self,
+        prefix: &str,
+        after: Revision,
+    ) -> longshore_store::Result<BoxStream<'static, longshore_store::Result<WatchItem>>> {
+        self.watches.fetch_add(1, Ordering::Relaxed);
+        self.store.watch(prefix, after).await
+    }
+    async fn revision(&self) -> longshore_store::Result<Revision> {
+        self.store.revision().await
+    }
+    async fn compact(&self, revision: Revision) -> longshore_store::Result<()> {
+        self.store.compact(revision).await
+    }
+}
+
+async fn registry() -> (tempfile::TempDir, Arc<Counting>, Registry) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(dir.path().join("store")).await.unwrap();
+    let store = Arc::new(Counting { store, watches: AtomicUsize::new(0) });
+    let registry = Registry::new(store.clone());
+    (dir, store, registry)
+}
+
+fn maps() -> &'static Resource {
+    lookup("", "v1", "configmaps").unwrap()
+}
+
+fn map(name: &str) -> Value {
+    json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": name, "namespace": "default"}})
+}
+
+#[tokio::test]
+async fn objects_lie_where_every_apiserver_puts_them() {
+    let (_dir, store, registry) = registry().await;
+    let created = registry.create(maps(), map("a"), None).await.unwrap();
+    let stored = store.get("/registry/configmaps/default/a").await.unwrap().unwrap();
+    assert_eq!(object::resource_version(&created), stored.mod_revision.to_string());
+    let raw: Value = serde_json::from_slice(&stored.value).unwrap();
+    assert!(raw["metadata"].get("resourceVersion").is_none());
+    for (group, plural, key) in [
+        ("", "nodes", "/registry/minions/x"),
+        ("", "services", "/registry/services/specs/ns/x"),
+        ("", "endpoints", "/registry/services/endpoints/ns/x"),
+        ("", "replicationcontrollers", "/registry/controllers/ns/x"),
+        ("", "namespaces", "/registry/namespaces/x"),
+        ("coordination.k8s.io", "leases", "/registry/leases/ns/x"),
+        ("discovery.k8s.io", "endpointslices", "/registry/endpointslices/ns/x"),
+        ("events.k8s.io", "events", "/registry/events/ns/x"),
+    ] {
+        let resource = lookup(group, "v1", plural).unwrap();
+        assert_eq!(keys::object(resource, "ns", "x").unwrap(), key);
+    }
+    for (namespace, name) in
+        [("ns", ""), ("ns", ".."), ("..", "x"), ("ns", "a/b"), ("ns", "a%2fb"), ("", "x")]
+    {
+        assert_eq!(
+            keys::object(maps(), namespace, name).unwrap_err().code,
+            400,
+            "{namespace}/{name}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn many_watchers_share_one_watch_of_the_store() {
+    let (_dir, store, registry) = registry().await;
+    let after = store.revision().await.unwrap();
+    let mut watchers = Vec::new();
+    for _ in 0..20 {
+        watchers.push(registry.feeds().subscribe(maps(), after).await.unwrap());
+    }
+    registry.create(maps(), map("a"), None).await.unwrap();
+    for watcher in &mut watchers {
+        let change = watcher.next().await.unwrap().unwrap();
+        assert_eq!(change.current.as_ref().unwrap().key(), "/registry/configmaps/default/a");
+        assert_eq!(watcher.progress(), change.revision);
+    }
+    assert_eq!(store.watches.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test]
+async fn a_watcher_that_resumes_far_back_catches_up_and_joins_the_others() {
+    let (_dir, store, registry) = registry().await;
+    let first = registry.create(maps(), map("m0"), None).await.unwrap();
+    let after: Revision = object::resource_version(&first).parse().unwrap();
+    for i in 1..5 {
+        registry.create(maps(), map(&format!("m{i}")), None).await.unwrap();
+    }
+    // The feed starts only now: it has not seen any of them.
+    let mut late = registry.feeds().subscribe(maps(), after).await.unwrap();
+    let mut names = Vec::new();
+    for i in 5..8 {
+        registry.create(maps(), map(&format!("m{i}")), None).await.unwrap();
+    }
+    while names.len() < 7 {
+        let change = late.next().await.unwrap().unwrap();
+        names.push(change.current.as_ref().unwrap().key().rsplit('/').next().unwrap().to_owned());
+    }
+    assert_eq!(names.join(" "), "m1 m2 m3 m4 m5 m6 m7");
+    assert_eq!(store.watches.load(Ordering::Relaxed), 2);
+    registry.feeds().subscribe(maps(), store.revision().await.unwrap()).await.unwrap();
+    assert_eq!(store.watches.load(Ordering::Relaxed), 2, "the shared one");
+    let error = registry.feeds().subscribe(maps(), 1_000_000).await.err().unwrap();
+    assert_eq!(error.code, 504);
+}
+
+#[tokio::test]
+async fn a_watcher_that_does_not_read_is_cut_off() {
+    let (_dir, store, registry) = registry().await;
+    let after = store.revision().await.unwrap();
+    let mut slow = registry.feeds().subscribe(maps(), after).await.unwrap();
+    let mut quick = registry.feeds().subscribe(maps(), after).await.unwrap();
+    for i in 0..700 {
+        let change = async {
+            registry
+                .write(maps(), ("default", "m"), None, false, |current| {
+                    let mut new = current.clone();
+                    new["data"] = json!({"n": i.to_string()});
+                    Ok(Write::Put(new))
+                })
+                .await
+                .unwrap();
+        };
+        match i {
+            0 => drop(registry.create(maps(), map("m"), None).await.unwrap()),
+            _ => change.await,
+        }
+        assert!(quick.next().await.unwrap().is_some());
+    }
+    assert!(slow.next().await.unwrap().is_none(), "cut off");
+    // It may come back: the history reaches further back than it was behind.
+    let mut resumed = registry.feeds().subscribe(maps(), after).await.unwrap();
+    assert_eq!(resumed.next().await.unwrap().unwrap().revision, after + 1);
+}
+
+#[tokio::test]
+async fn a_write_decides_again_on_the_newest_version() {
+    let (_dir, _store, registry) = registry().await;
+    registry.create(maps(), map("m"), None).await.unwrap();
+    let attempts = AtomicUsize::new(0);
+    let mut is_first = true;
+    let written = registry
+        .write(maps(), ("default", "m"), None, false, |current| {
+            attempts.fetch_add(1, Ordering::Relaxed);
+            if std::mem::take(&mut is_first) {
+                // Somebody else is quicker.
+                let key = keys::object(maps(), "default", "m").unwrap();
+                let revision: Revision = object::resource_version(current).parse().unwrap();
+                let (store, value) = (registry.store().clone(), encode(maps(), map("m")).unwrap());
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        let runtime = tokio::runtime::Builder::new_current_thread()
+                            .enable_all()
+                            .build()
+                            .unwrap();
+                        runtime
+                            .block_on(store.put(&key, value, Expect::Revision(revision), None))
+                            .unwrap();
+                    });
+                });
+            }
+            let mut new = current.clone();
+            new["data"] = json!({"a": "b"});
+            Ok(Write::Put(new))
+        })
+        .await
+        .unwrap();
+    assert_eq!(attempts.load(Ordering::Relaxed), 2);
+    assert_eq!(written.object["data"]["a"], "b");
+    let kept =
+        registry.write(maps(), ("default", "m"), None, false, |_| Ok(Write::Keep)).await.unwrap();
+    assert_eq!((kept.object, kept.deleted), (written.object, false));
+    let gone =
+        registry.write(maps(), ("default", "m"), None, false, |_| Ok(Write::Delete)).await.unwrap();
+    assert!(gone.deleted);
+    let absent = registry.write(maps(), ("default", "m"), None, false, |_| Ok(Write::Keep)).await;
+    assert_eq!(absent.err().unwrap().code, 404);
+}
+
+proptest! {
+    #[test]
+    fn continue_tokens_lead_back_and_nowhere_else(key in "[a-z0-9./-]{1,20}", revision in 1i64.., junk in ".{0,60}") {
+        let prefix = "/registry/pods/";
+        let token = continue_token::encode(prefix, &format!("{prefix}{key}"), revision).unwrap();
+        match continue_token::decode(prefix, &token) {
+            Ok((start, at)) => {
+                prop_assert_eq!((start, at), (format!("{prefix}{key}\0"), revision));
+                prop_assert!(key.split('/').all(is_path_segment));
+            }
+            Err(error) => {
+                prop_assert_eq!(error.code, 400);
+                prop_assert!(!key.split('/').all(is_path_segment));
+            }
+        }
+        if let Ok((start, _)) = continue_token::decode(prefix, &junk) {
+            prop_assert!(start.starts_with(prefix));
+        }
+    }
+}

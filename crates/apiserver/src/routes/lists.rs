@@ -18,7 +18,8 @@ impl Router {
     pub(super) async fn get(&self, call: Call<'_>) -> Result {
         let view = call.view()?;
         let wanted = version(&call.line.query)?.unwrap_or(0);
-        let object = self.api.registry.get(call.resource, &call.path.namespace, &call.path.name).await?;
+        let object =
+            self.api.registry.get(call.resource, call.namespace(), &call.path.name).await?;
         if wanted > 0 {
             self.check_not_older(wanted).await?;
         }
@@ -27,17 +28,25 @@ impl Router {
 
     /// Whatever is read now is newer than any revision that exists.
     pub(super) async fn check_not_older(&self, wanted: i64) -> Result<()> {
-        let newest = self.api.registry.store().revision().await.map_err(crate::registry::refusal)?;
+        let newest =
+            self.api.registry.store().revision().await.map_err(crate::registry::refusal)?;
         if wanted > newest { Err(too_large(wanted, newest)) } else { Ok(()) }
     }
 
     pub(super) async fn list(&self, call: Call<'_>) -> Result {
         let view = call.view()?;
-        let request = list_request(&call.line.query, call.resource, &call.path.namespace)?;
+        let request = list_request(&call.line.query, call.resource, call.namespace())?;
         let api_version = call.resource.gvk().api_version();
         if view.form == Form::Table {
             let mut rows = Vec::new();
-            let meta = self.api.registry.list(&request, |object| Ok(rows.push(object))).await?;
+            let meta = self
+                .api
+                .registry
+                .list(&request, |object| {
+                    rows.push(object);
+                    Ok(())
+                })
+                .await?;
             return Ok(respond::json(StatusCode::OK, &view.table(&rows, meta.to_value(), true)));
         }
         let (kind, api_version) = match view.form {
@@ -45,7 +54,9 @@ impl Router {
             _ => (call.resource.kind, api_version.as_str()),
         };
         // Written as it is read: a list is never held as values.
-        let mut text = format!("{{\"kind\":\"{kind}List\",\"apiVersion\":\"{api_version}\",\"items\":[").into_bytes();
+        let mut text =
+            format!("{{\"kind\":\"{kind}List\",\"apiVersion\":\"{api_version}\",\"items\":[")
+                .into_bytes();
         let mut is_first = true;
         let meta = self
             .api
@@ -80,9 +91,13 @@ pub(super) fn version(query: &Query) -> Result<Option<i64>> {
 }
 
 /// The selectors of a list, a watch or a deletecollection.
-pub(super) fn selectors(query: &Query, resource: &Resource) -> Result<(LabelSelector, FieldSelector)> {
+pub(super) fn selectors(
+    query: &Query,
+    resource: &Resource,
+) -> Result<(LabelSelector, FieldSelector)> {
     let labels = query.get("labelSelector").map(LabelSelector::parse).transpose()?;
-    let fields = query.get("fieldSelector").map(|text| FieldSelector::parse(resource, text)).transpose()?;
+    let fields =
+        query.get("fieldSelector").map(|text| FieldSelector::parse(resource, text)).transpose()?;
     Ok((labels.unwrap_or_default(), fields.unwrap_or_default()))
 }
 
@@ -120,9 +135,9 @@ fn version_match(query: &Query, limit: usize, is_continued: bool) -> Result<Vers
         };
     }
     match (version, wanted) {
-        (None, Some(_)) => {
-            Err(StatusError::bad_request("resourceVersionMatch is forbidden unless resourceVersion is provided"))
-        }
+        (None, Some(_)) => Err(StatusError::bad_request(
+            "resourceVersionMatch is forbidden unless resourceVersion is provided",
+        )),
         (Some(0), Some("Exact")) => Err(StatusError::bad_request(
             "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
         )),
@@ -147,7 +162,8 @@ pub(super) fn bookmark(resource: &Resource, revision: i64, ends_initial_events: 
     });
     object::set_resource_version(&mut bookmark, revision);
     if ends_initial_events {
-        bookmark["metadata"]["annotations"] = serde_json::json!({"k8s.io/initial-events-end": "true"});
+        bookmark["metadata"]["annotations"] =
+            serde_json::json!({"k8s.io/initial-events-end": "true"});
     }
     bookmark
 }

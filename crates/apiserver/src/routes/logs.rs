@@ -21,7 +21,7 @@ const MAX_ERROR_TEXT: usize = 50_000;
 impl Router {
     pub(super) async fn log(&self, call: Call<'_>) -> Result {
         let query = &call.line.query;
-        let (namespace, name) = (call.path.namespace.as_str(), call.path.name.as_str());
+        let (namespace, name) = (call.namespace(), call.path.name.as_str());
         let pod = self.api.registry.get(call.resource, namespace, name).await?;
         let container = container(&pod, name, query.get("container"))?;
         let options = options(query)?;
@@ -33,7 +33,11 @@ impl Router {
         let endpoint = Endpoint::of(&node).map_err(StatusError::internal)?;
         let path = format!("/containerLogs/{namespace}/{name}/{container}{options}");
         let skip_verification = query.flag("insecureSkipTLSVerifyBackend");
-        let response = self.kubelet.get(&endpoint, &path, skip_verification).await.map_err(StatusError::internal)?;
+        let response = self
+            .kubelet
+            .get(&endpoint, &path, skip_verification)
+            .await
+            .map_err(StatusError::internal)?;
         let (status, body) = (response.status(), response.into_body());
         if !matches!(status.as_u16(), 200..=206) {
             let text = match Limited::new(body, MAX_ERROR_TEXT).collect().await {
@@ -53,20 +57,23 @@ impl Router {
 
 /// Which container is meant.
 fn container<'a>(pod: &'a Value, pod_name: &str, wanted: Option<&'a str>) -> Result<&'a str> {
-    let names_in = |list: &str| pod["spec"][list].as_array().into_iter().flatten().filter_map(|c| c["name"].as_str());
-    let all = || ["initContainers", "containers", "ephemeralContainers"].into_iter().flat_map(names_in);
+    let names_in = |list: &str| {
+        pod["spec"][list].as_array().into_iter().flatten().filter_map(|c| c["name"].as_str())
+    };
+    let all =
+        || ["initContainers", "containers", "ephemeralContainers"].into_iter().flat_map(names_in);
     match wanted {
         Some(wanted) if all().any(|name| name == wanted) => Ok(wanted),
-        Some(wanted) => {
-            Err(StatusError::bad_request(format!("container {wanted} is not valid for pod {pod_name}")))
-        }
+        Some(wanted) => Err(StatusError::bad_request(format!(
+            "container {wanted} is not valid for pod {pod_name}"
+        ))),
         None => {
             let mut names = names_in("containers");
             match (names.next(), names.next()) {
                 (Some(only), None) => Ok(only),
-                (None, _) => {
-                    Err(StatusError::bad_request(format!("a container name must be specified for pod {pod_name}")))
-                }
+                (None, _) => Err(StatusError::bad_request(format!(
+                    "a container name must be specified for pod {pod_name}"
+                ))),
                 _ => Err(StatusError::bad_request(format!(
                     "a container name must be specified for pod {pod_name}, choose one of: [{}]",
                     all().collect::<Vec<_>>().join(" ")
@@ -87,7 +94,9 @@ fn options(query: &Query) -> Result<String> {
     for (name, least) in [("sinceSeconds", 1), ("tailLines", 0), ("limitBytes", 1)] {
         match query.number::<i64>(name)? {
             Some(number) if number < least => {
-                let why = format!("{name}: Invalid value: {number}: must be greater than or equal to {least}");
+                let why = format!(
+                    "{name}: Invalid value: {number}: must be greater than or equal to {least}"
+                );
                 return Err(StatusError::bad_request(why));
             }
             Some(number) => drop(options.append_pair(name, &number.to_string())),
@@ -95,9 +104,11 @@ fn options(query: &Query) -> Result<String> {
         }
     }
     if let Some(time) = query.get("sinceTime") {
-        let time: jiff::Timestamp = time
-            .parse()
-            .map_err(|_| StatusError::bad_request(format!("sinceTime: Invalid value: {time:?}: must be RFC 3339")))?;
+        let time: jiff::Timestamp = time.parse().map_err(|_| {
+            StatusError::bad_request(format!(
+                "sinceTime: Invalid value: {time:?}: must be RFC 3339"
+            ))
+        })?;
         options.append_pair("sinceTime", &time.to_string());
     }
     match query.get("stream") {
@@ -121,8 +132,14 @@ fn refusal(status: StatusCode, pod: &str, text: String) -> StatusError {
         StatusCode::NOT_FOUND => StatusError {
             code: 404,
             reason: "NotFound",
-            message: format!("the server could not find the requested resource ( pods/log {pod}): {text}"),
-            details: Some(Box::new(Details { name: pod.into(), kind: "pods/log".into(), ..Details::default() })),
+            message: format!(
+                "the server could not find the requested resource ( pods/log {pod}): {text}"
+            ),
+            details: Some(Box::new(Details {
+                name: pod.into(),
+                kind: "pods/log".into(),
+                ..Details::default()
+            })),
         },
         // A redirect too: where it leads is not for a node to say.
         status => StatusError::internal(format!("the node answered {status}: {text}")),
@@ -148,7 +165,10 @@ mod tests {
             container(&pod, "web", Some("x")).unwrap_err().message,
             "container x is not valid for pod web"
         );
-        assert_eq!(container(&json!({"spec": {"containers": [{"name": "a"}]}}), "web", None).unwrap(), "a");
+        assert_eq!(
+            container(&json!({"spec": {"containers": [{"name": "a"}]}}), "web", None).unwrap(),
+            "a"
+        );
         assert!(Endpoint::of(&json!({})).is_err());
     }
 

@@ -42,7 +42,8 @@ impl Metrics {
             subresource,
             code: code.as_u16(),
         };
-        *self.requests.lock().unwrap_or_else(PoisonError::into_inner).entry(labels).or_default() += 1;
+        *self.requests.lock().unwrap_or_else(PoisonError::into_inner).entry(labels).or_default() +=
+            1;
     }
 
     /// In Prometheus' text format.

@@ -17,8 +17,8 @@ mod writes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use hyper::{HeaderMap, Request, header};
 use tokio::sync::Semaphore;
@@ -38,6 +38,8 @@ use crate::table::IncludeObject;
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_BODY: usize = 3 << 20;
+/// How much of a body that is too large is read, and forgotten, so that its sender gets to read the answer.
+const MAX_DISCARDED: usize = 4 * MAX_BODY;
 /// All bodies that are being read or worked on together; a JSON value takes several times as much.
 const BODY_BUDGET_KIB: usize = 16 << 10;
 
@@ -101,7 +103,15 @@ impl Router {
         let resource = facts::lookup(&path.group, &path.version, &path.resource)
             .ok_or_else(StatusError::no_such_path)?;
         let (parts, body) = request.into_parts();
-        let call = Call { user: &user, verb: line.verb, line, path, resource, headers: parts.headers, body: Some(body) };
+        let call = Call {
+            user: &user,
+            verb: line.verb,
+            line,
+            path,
+            resource,
+            headers: parts.headers,
+            body: Some(body),
+        };
         timeout(REQUEST_TIMEOUT, self.dispatch(call)).await.map_err(|_| too_long())?
     }
 
@@ -166,8 +176,10 @@ impl Router {
     }
 
     async fn subresource(&self, call: Call<'_>) -> Result {
-        let subresource =
-            call.resource.subresource(&call.path.subresource).ok_or_else(StatusError::no_such_path)?;
+        let subresource = call
+            .resource
+            .subresource(&call.path.subresource)
+            .ok_or_else(StatusError::no_such_path)?;
         if !subresource.verbs.contains(&call.verb) {
             return Err(StatusError::method_not_allowed(call.resource, call.verb));
         }
@@ -193,11 +205,18 @@ fn equalities(selector: &str) -> Vec<(String, String)> {
         .split(',')
         .filter(|term| !term.contains("!="))
         .filter_map(|term| term.split_once('='))
-        .map(|(field, value)| (field.trim().to_owned(), value.trim_start_matches('=').trim().to_owned()))
+        .map(|(field, value)| {
+            (field.trim().to_owned(), value.trim_start_matches('=').trim().to_owned())
+        })
         .collect()
 }
 
 impl Call<'_> {
+    /// The namespace of the objects; empty for those that are in none, though a namespace's own path has one.
+    fn namespace(&self) -> &str {
+        if self.resource.namespaced { &self.path.namespace } else { "" }
+    }
+
     fn header(&self, name: header::HeaderName) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
@@ -221,12 +240,8 @@ struct BodyText {
 
 impl Router {
     /// Reads a request's body within its bounds.
-    async fn read_body(&self, headers: &HeaderMap, body: Incoming) -> Result<BodyText> {
-        let too_large = || StatusError::too_large(format!("limit is {MAX_BODY}"));
+    async fn read_body(&self, headers: &HeaderMap, mut body: Incoming) -> Result<BodyText> {
         let expected = body.size_hint();
-        if expected.lower() > MAX_BODY as u64 {
-            return Err(too_large());
-        }
         let most = expected.upper().map_or(MAX_BODY, |bytes| bytes.min(MAX_BODY as u64) as usize);
         let share = self
             .body_budget
@@ -234,13 +249,30 @@ impl Router {
             .acquire_many_owned((most / 1024 + 1) as u32)
             .await
             .map_err(StatusError::internal)?;
-        let bytes = Limited::new(body, MAX_BODY).collect().await.map_err(|error| {
-            match error.downcast_ref::<LengthLimitError>() {
-                Some(_) => too_large(),
-                None => StatusError::bad_request(format!("the body could not be read: {error}")),
+        let mut text = BytesMut::new();
+        let mut read = 0;
+        let mut is_too_large = expected.lower() > MAX_BODY as u64;
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| {
+                StatusError::bad_request(format!("the body could not be read: {error}"))
+            })?;
+            let data = frame.into_data().unwrap_or_default();
+            read += data.len();
+            is_too_large |= read > MAX_BODY;
+            match is_too_large {
+                false => text.extend_from_slice(&data),
+                true if read > MAX_DISCARDED => break,
+                true => text = BytesMut::new(),
             }
-        })?;
+        }
+        if is_too_large {
+            return Err(StatusError::too_large(format!("limit is {MAX_BODY}")));
+        }
         let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        Ok(BodyText { bytes: bytes.to_bytes(), content_type: content_type.map(str::to_owned), _share: share })
+        Ok(BodyText {
+            bytes: text.freeze(),
+            content_type: content_type.map(str::to_owned),
+            _share: share,
+        })
     }
 }

@@ -55,14 +55,17 @@ pub(super) fn form(accept: Option<&str>) -> Result<Form, StatusError> {
         return Ok(Form::Object);
     };
     let clauses = clauses(accept);
-    let mut forms = clauses.iter().filter(|clause| is_json(clause.media_type)).filter_map(|clause| {
-        match (clause.group, clause.version, clause.kind) {
-            (_, _, "") => Some(Form::Object),
-            ("meta.k8s.io", "v1", "Table") => Some(Form::Table),
-            ("meta.k8s.io", "v1", "PartialObjectMetadata" | "PartialObjectMetadataList") => Some(Form::Metadata),
-            _ => None,
-        }
-    });
+    let mut forms =
+        clauses.iter().filter(|clause| is_json(clause.media_type)).filter_map(|clause| {
+            match (clause.group, clause.version, clause.kind) {
+                (_, _, "") => Some(Form::Object),
+                ("meta.k8s.io", "v1", "Table") => Some(Form::Table),
+                ("meta.k8s.io", "v1", "PartialObjectMetadata" | "PartialObjectMetadataList") => {
+                    Some(Form::Metadata)
+                }
+                _ => None,
+            }
+        });
     forms.next().ok_or_else(|| StatusError::not_acceptable(&["application/json"]))
 }
 
@@ -71,7 +74,8 @@ pub(super) fn wants_aggregated_discovery(accept: Option<&str>) -> bool {
     let clauses = clauses(accept.unwrap_or_default());
     let first = clauses.iter().find(|clause| {
         is_json(clause.media_type)
-            && (clause.kind.is_empty() || (clause.kind, clause.version) == ("APIGroupDiscoveryList", "v2"))
+            && (clause.kind.is_empty()
+                || (clause.kind, clause.version) == ("APIGroupDiscoveryList", "v2"))
     });
     first.is_some_and(|clause| clause.group == "apidiscovery.k8s.io")
 }
@@ -89,17 +93,28 @@ mod tests {
             (Some("application/vnd.kubernetes.protobuf,application/json"), Form::Object),
             (Some("application/json;stream=watch"), Form::Object),
             (
-                Some("application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"),
+                Some(
+                    "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json",
+                ),
                 Form::Table,
             ),
-            (Some("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"), Form::Metadata),
-            (Some("application/json;q=0.5, application/json;as=Table;g=meta.k8s.io;v=v1"), Form::Table),
+            (
+                Some("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"),
+                Form::Metadata,
+            ),
+            (
+                Some("application/json;q=0.5, application/json;as=Table;g=meta.k8s.io;v=v1"),
+                Form::Table,
+            ),
             (Some("application/json;as=Unknown;g=meta.k8s.io;v=v1,application/json"), Form::Object),
         ] {
             assert_eq!(form(accept).unwrap(), expected, "{accept:?}");
         }
         assert_eq!(form(Some("application/vnd.kubernetes.protobuf")).unwrap_err().code, 406);
-        assert_eq!(form(Some("application/json;as=Table;g=meta.k8s.io;v=v9")).unwrap_err().code, 406);
+        assert_eq!(
+            form(Some("application/json;as=Table;g=meta.k8s.io;v=v9")).unwrap_err().code,
+            406
+        );
     }
 
     #[test]

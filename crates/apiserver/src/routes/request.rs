@@ -38,7 +38,11 @@ impl Query {
 
     /// The first value of a parameter; an empty one counts as absent.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
+        self.0
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
+            .filter(|value| !value.is_empty())
     }
 
     /// Whether a parameter is there, even without a value.
@@ -47,12 +51,20 @@ impl Query {
     }
 
     pub(super) fn flag(&self, name: &str) -> bool {
-        self.get(name).is_some_and(|value| !matches!(value.to_ascii_lowercase().as_str(), "0" | "false"))
+        self.get(name)
+            .is_some_and(|value| !matches!(value.to_ascii_lowercase().as_str(), "0" | "false"))
     }
 
-    pub(super) fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>, StatusError> {
+    pub(super) fn number<T: std::str::FromStr>(
+        &self,
+        name: &str,
+    ) -> Result<Option<T>, StatusError> {
         let parse = |text: &str| {
-            let invalid = |_| StatusError::bad_request(format!("invalid value for {name}: {text:?} is no such number"));
+            let invalid = |_| {
+                StatusError::bad_request(format!(
+                    "invalid value for {name}: {text:?} is no such number"
+                ))
+            };
             text.parse().map_err(invalid)
         };
         self.get(name).map(parse).transpose()

@@ -40,8 +40,11 @@ pub(super) fn json(code: StatusCode, value: &Value) -> Answer {
 }
 
 pub(super) fn text(code: StatusCode, text: String) -> Answer {
-    let mut response = raw(code, HeaderValue::from_static("text/plain; charset=utf-8"), Body::from(text));
-    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    let mut response =
+        raw(code, HeaderValue::from_static("text/plain; charset=utf-8"), Body::from(text));
+    response
+        .headers_mut()
+        .insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
 }
 
@@ -58,7 +61,8 @@ pub(super) fn refusal(error: &StatusError) -> Answer {
 
 /// A `Status` object that says that all went well.
 pub(super) fn success(code: StatusCode, details: Option<Value>) -> Answer {
-    let mut status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});
+    let mut status =
+        json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});
     match details {
         Some(details) => status["details"] = details,
         None => status["code"] = code.as_u16().into(),
@@ -104,9 +108,11 @@ impl View {
     }
 
     /// A stored object as this resource shows it, if it does not show it as it is stored.
-    pub(super) fn from_storage(&self, stored: &Value) -> Option<Value> {
-        let owner = crate::facts::RESOURCES.iter().find(|other| other.same_storage(self.resource))?;
-        (owner.group != self.resource.group).then(|| schema::from_storage(self.resource, stored.clone()))
+    pub(super) fn converted(&self, stored: &Value) -> Option<Value> {
+        let owner =
+            crate::facts::RESOURCES.iter().find(|other| other.same_storage(self.resource))?;
+        (owner.group != self.resource.group)
+            .then(|| schema::from_storage(self.resource, stored.clone()))
     }
 }
 

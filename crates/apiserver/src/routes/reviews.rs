@@ -15,7 +15,8 @@ impl Router {
     pub(super) async fn review(&self, mut call: Call<'_>) -> Result {
         let body = self.body(&mut call).await?;
         let decoded = schema::decode(&body.bytes, body.content_type.as_deref())?;
-        let (mut review, _) = schema::conform(call.resource.gvk(), decoded, FieldValidation::Ignore)?;
+        let (mut review, _) =
+            schema::conform(call.resource.gvk(), decoded, FieldValidation::Ignore)?;
         review["status"] = match call.resource.kind {
             "SubjectAccessReview" => {
                 let user = subject(&review["spec"])?;
@@ -26,7 +27,9 @@ impl Router {
                 json!({"userInfo": {"username": call.user.name, "groups": call.user.groups}})
             }
             "TokenReview" if review["spec"]["token"].as_str().is_none_or(str::is_empty) => {
-                return Err(StatusError::bad_request("token is required for TokenReview in authentication"));
+                return Err(StatusError::bad_request(
+                    "token is required for TokenReview in authentication",
+                ));
             }
             "TokenReview" => json!({"user": {}, "error": "no token is accepted by this apiserver"}),
             _ => return Err(StatusError::method_not_allowed(call.resource, call.verb)),
@@ -51,10 +54,12 @@ impl Router {
             ));
         }
         if path.is_object() {
-            let access = Access { user, verb: text(path, "verb"), target: Target::Path(text(path, "path")) };
+            let access =
+                Access { user, verb: text(path, "verb"), target: Target::Path(text(path, "path")) };
             return self.api.is_allowed(&access).await;
         }
-        let asks_for_all = ["verb", "group", "resource"].iter().any(|field| text(resource, field) == "*");
+        let asks_for_all =
+            ["verb", "group", "resource"].iter().any(|field| text(resource, field) == "*");
         if asks_for_all {
             // Only who may do everything may do "everything".
             return Ok(if user.is_in(MASTERS) { Ok(()) } else { Err(String::new()) });
@@ -77,8 +82,12 @@ fn text<'a>(value: &'a Value, field: &str) -> &'a str {
 }
 
 fn subject(spec: &Value) -> Result<User> {
-    let groups: Vec<String> =
-        spec["groups"].as_array().into_iter().flatten().filter_map(|group| group.as_str().map(str::to_owned)).collect();
+    let groups: Vec<String> = spec["groups"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|group| group.as_str().map(str::to_owned))
+        .collect();
     let name = text(spec, "user").to_owned();
     if name.is_empty() && groups.is_empty() {
         return Err(StatusError::bad_request("at least one of user or group must be specified"));
@@ -92,7 +101,9 @@ fn required_fields(resource: &Value) -> Vec<(String, String)> {
     requirements
         .filter(|requirement| requirement["operator"] == "In")
         .filter_map(|requirement| match requirement["values"].as_array().map(Vec::as_slice) {
-            Some([value]) => Some((text(requirement, "key").to_owned(), value.as_str()?.to_owned())),
+            Some([value]) => {
+                Some((text(requirement, "key").to_owned(), value.as_str()?.to_owned()))
+            }
             _ => None,
         })
         .collect()

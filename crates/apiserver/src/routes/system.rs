@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::StatusCode;
+use hyper::header::{self, HeaderMap, HeaderValue};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -28,7 +28,9 @@ impl Router {
             path => path,
         };
         match path {
-            "/livez" | "/readyz" | "/healthz" => Ok(self.health(&path[1..], line.query.has("verbose")).await),
+            "/livez" | "/readyz" | "/healthz" => {
+                Ok(self.health(&path[1..], line.query.has("verbose")).await)
+            }
             "/version" => Ok(respond::json(StatusCode::OK, &discovery::version())),
             "/metrics" => Ok(respond::text(StatusCode::OK, self.metrics.render())),
             "/" => Ok(respond::json(StatusCode::OK, &paths())),

@@ -27,14 +27,18 @@ impl Router {
         let query = &call.line.query;
         let (labels, fields) = lists::selectors(query, call.resource)?;
         let timeout = match query.number::<u64>("timeoutSeconds")?.unwrap_or(0) {
-            0 => LONGEST_WATCH + LONGEST_WATCH.mul_f64(f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX)),
+            0 => {
+                LONGEST_WATCH
+                    + LONGEST_WATCH
+                        .mul_f64(f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX))
+            }
             seconds => Duration::from_secs(seconds),
         };
         let version = lists::version(query)?;
         let sends_initial = query.get("sendInitialEvents").map(|_| query.flag("sendInitialEvents"));
         check_initial(sends_initial, query.get("resourceVersionMatch"))?;
 
-        let namespace = call.path.namespace.as_str();
+        let namespace = call.namespace();
         let prefix = match namespace {
             "" => format!("/registry/{}/", call.resource.storage),
             namespace => format!("/registry/{}/{namespace}/", call.resource.storage),
@@ -46,7 +50,9 @@ impl Router {
             fields: fields.clone(),
             limit: 0,
             continue_token: "",
-            version: version.filter(|version| *version > 0).map_or(VersionMatch::Newest, VersionMatch::NotOlderThan),
+            version: version
+                .filter(|version| *version > 0)
+                .map_or(VersionMatch::Newest, VersionMatch::NotOlderThan),
         };
         let mut watcher = Watcher {
             view,
@@ -66,12 +72,17 @@ impl Router {
         let wants_initial = sends_initial.unwrap_or(version.unwrap_or(0) == 0);
         let after = match (wants_initial, version) {
             (false, Some(version)) if version > 0 => version,
-            (false, _) => self.api.registry.store().revision().await.map_err(crate::registry::refusal)?,
+            (false, _) => {
+                self.api.registry.store().revision().await.map_err(crate::registry::refusal)?
+            }
             (true, _) => {
                 let meta = self
                     .api
                     .registry
-                    .list(&request, |object| Ok(watcher.push("ADDED", &object)))
+                    .list(&request, |object| {
+                        watcher.push("ADDED", &object);
+                        Ok(())
+                    })
                     .await?;
                 if sends_initial == Some(true) && watcher.bookmarks.is_some() {
                     watcher.push_bookmark(meta.revision, true);
@@ -95,7 +106,9 @@ impl Router {
 fn check_initial(sends_initial: Option<bool>, version_match: Option<&str>) -> Result<()> {
     let why = match (sends_initial, version_match) {
         (None, None) | (Some(_), Some("NotOlderThan")) => return Ok(()),
-        (None, Some(_)) => "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+        (None, Some(_)) => {
+            "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"
+        }
         (Some(_), _) => "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
     };
     Err(StatusError::bad_request(why))
@@ -120,7 +133,7 @@ impl Filter {
         let Some(object) = stored.value() else {
             return false;
         };
-        match view.from_storage(object) {
+        match view.converted(object) {
             Some(shown) => matches(&shown),
             None => matches(object),
         }
@@ -128,7 +141,9 @@ impl Filter {
 
     /// What a change is to this watch: an object that begins to match is new, one that ceases to is gone.
     fn event<'a>(&self, view: &View, change: &'a Change) -> Option<(&'static str, &'a Stored)> {
-        let selected = |stored: &'a Option<Stored>| stored.as_ref().filter(|stored| self.selects(view, stored));
+        let selected = |stored: &'a Option<Stored>| {
+            stored.as_ref().filter(|stored| self.selects(view, stored))
+        };
         match (selected(&change.previous), selected(&change.current)) {
             (None, None) => None,
             (None, Some(current)) => Some(("ADDED", current)),
@@ -186,7 +201,7 @@ impl Watcher {
         let Some(object) = stored.value() else {
             return;
         };
-        match (self.view.from_storage(object), self.view.form) {
+        match (self.view.converted(object), self.view.form) {
             (Some(shown), _) => self.push(kind, &shown),
             (None, Form::Object) => {
                 // The same text for all watchers.

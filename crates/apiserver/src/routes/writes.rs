@@ -23,7 +23,7 @@ impl Router {
         let (object, warnings) = conform(&call, call.resource.gvk(), &body)?;
         let dry_run = call.line.query.dry_run()?;
         let created =
-            self.api.create(call.user, call.resource, &call.path.namespace, object, dry_run).await?;
+            self.api.create(call.user, call.resource, call.namespace(), object, dry_run).await?;
         Ok(with_warnings(view.answer(StatusCode::CREATED, &created), &warnings))
     }
 
@@ -35,7 +35,7 @@ impl Router {
             user: call.user,
             resource: call.resource,
             subresource: &call.path.subresource,
-            namespace: &call.path.namespace,
+            namespace: call.namespace(),
             name: &call.path.name,
             change,
             dry_run: call.line.query.dry_run()?,
@@ -45,7 +45,7 @@ impl Router {
                 let Change::Replace(object) = request.change else { return Err(error) };
                 let created = self
                     .api
-                    .create(call.user, call.resource, &call.path.namespace, object, request.dry_run)
+                    .create(call.user, call.resource, call.namespace(), object, request.dry_run)
                     .await?;
                 return Ok(with_warnings(view.answer(StatusCode::CREATED, &created), &warnings));
             }
@@ -58,7 +58,7 @@ impl Router {
     pub(super) async fn delete(&self, mut call: Call<'_>) -> Result {
         let view = call.view()?;
         let options = self.delete_options(&mut call).await?;
-        let (namespace, name) = (&call.path.namespace, &call.path.name);
+        let (namespace, name) = (call.namespace(), &call.path.name);
         let Written { object, deleted } =
             self.api.delete(call.user, call.resource, namespace, name, &options).await?;
         if !deleted || RETURNED_WHEN_DELETED.contains(&call.resource.kind) {
@@ -78,13 +78,26 @@ impl Router {
     pub(super) async fn delete_collection(&self, mut call: Call<'_>) -> Result {
         call.view()?;
         let options = self.delete_options(&mut call).await?;
-        let request = lists::list_request(&call.line.query, call.resource, &call.path.namespace)?;
+        let request = lists::list_request(&call.line.query, call.resource, call.namespace())?;
         let mut items = Vec::new();
-        let meta = self.api.registry.list(&request, |object| Ok(items.push(object))).await?;
+        let meta = self
+            .api
+            .registry
+            .list(&request, |object| {
+                items.push(object);
+                Ok(())
+            })
+            .await?;
         for item in &items {
             let result = self
                 .api
-                .delete(call.user, call.resource, object::namespace(item), object::name(item), &options)
+                .delete(
+                    call.user,
+                    call.resource,
+                    object::namespace(item),
+                    object::name(item),
+                    &options,
+                )
                 .await;
             match result {
                 // Somebody else was quicker.
@@ -102,7 +115,7 @@ impl Router {
     }
 
     pub(super) async fn scale(&self, mut call: Call<'_>, subresource: &Subresource) -> Result {
-        let (namespace, name) = (call.path.namespace.clone(), call.path.name.clone());
+        let (namespace, name) = (call.namespace().to_owned(), call.path.name.clone());
         if call.verb == "get" {
             let controller = self.api.registry.get(call.resource, &namespace, &name).await?;
             return Ok(respond::json(StatusCode::OK, &scale::of(&controller)));
@@ -121,7 +134,7 @@ impl Router {
         let body = self.body(&mut call).await?;
         let (binding, _) = conform(&call, subresource.gvk, &body)?;
         let dry_run = call.line.query.dry_run()?;
-        self.api.bind(call.resource, &call.path.namespace, &call.path.name, &binding, dry_run).await?;
+        self.api.bind(call.resource, call.namespace(), &call.path.name, &binding, dry_run).await?;
         Ok(respond::success(StatusCode::CREATED, None))
     }
 
@@ -129,13 +142,14 @@ impl Router {
         let body = self.body(&mut call).await?;
         let (eviction, _) = conform(&call, subresource.gvk, &body)?;
         let dry_run = call.line.query.dry_run()?;
-        let (namespace, name) = (&call.path.namespace, &call.path.name);
+        let (namespace, name) = (call.namespace(), &call.path.name);
         self.api.evict(call.user, call.resource, namespace, name, &eviction, dry_run).await?;
         Ok(respond::success(StatusCode::CREATED, None))
     }
 
     pub(super) async fn body(&self, call: &mut Call<'_>) -> Result<BodyText> {
-        let body = call.body.take().ok_or_else(|| StatusError::internal("the body was read twice"))?;
+        let body =
+            call.body.take().ok_or_else(|| StatusError::internal("the body was read twice"))?;
         self.read_body(&call.headers, body).await
     }
 
@@ -146,7 +160,8 @@ impl Router {
         let mut options = match body.bytes.is_empty() {
             false => {
                 let decoded = schema::decode(&body.bytes, body.content_type.as_deref())?;
-                let (options, _) = schema::conform(Gvk::DELETE_OPTIONS, decoded, FieldValidation::Ignore)?;
+                let (options, _) =
+                    schema::conform(Gvk::DELETE_OPTIONS, decoded, FieldValidation::Ignore)?;
                 DeleteOptions::from_value(&options)
             }
             true => DeleteOptions {
@@ -179,7 +194,10 @@ fn conform(call: &Call<'_>, gvk: Gvk, body: &BodyText) -> Result<(Value, Vec<Str
 fn change<'a>(call: &Call<'_>, gvk: Gvk, body: &'a BodyText) -> Result<(Change<'a>, Vec<String>)> {
     if call.verb == "patch" {
         let kind = PatchKind::of(body.content_type.as_deref())?;
-        return Ok((Change::Patch { kind, body: &body.bytes, validation: validation(call)? }, Vec::new()));
+        return Ok((
+            Change::Patch { kind, body: &body.bytes, validation: validation(call)? },
+            Vec::new(),
+        ));
     }
     let (object, warnings) = conform(call, gvk, body)?;
     Ok((Change::Replace(object), warnings))

@@ -33,7 +33,10 @@ pub fn conform(
     };
     let Value::Object(mut object) = value else {
         let word = word(&value);
-        return Err(refuse(format!("json: cannot unmarshal {word} into Go value of type {}.{}", gvk.version, gvk.kind)));
+        return Err(refuse(format!(
+            "json: cannot unmarshal {word} into Go value of type {}.{}",
+            gvk.version, gvk.kind
+        )));
     };
     check_kind(gvk, &mut object)?;
     let mut walk = Walk::default();
@@ -41,7 +44,8 @@ pub fn conform(
     if ty.field("metadata").is_some() {
         object.entry("metadata").or_insert_with(|| json!({}));
     }
-    let problems = walk.unknown.into_iter().chain(duplicates.iter().map(|d| format!("duplicate field {d:?}")));
+    let problems =
+        walk.unknown.into_iter().chain(duplicates.iter().map(|d| format!("duplicate field {d:?}")));
     match validation {
         FieldValidation::Ignore => Ok((Value::Object(object), Vec::new())),
         FieldValidation::Warn => Ok((Value::Object(object), problems.collect())),
@@ -59,7 +63,9 @@ fn check_kind(gvk: Gvk, object: &mut Map<String, Value>) -> Result<(), StatusErr
     let wanted = gvk.api_version();
     for field in ["apiVersion", "kind"] {
         if object.get(field).is_some_and(|v| !v.is_string() && !v.is_null()) {
-            return Err(StatusError::bad_request(format!("couldn't get version/kind; field {field} is no string")));
+            return Err(StatusError::bad_request(format!(
+                "couldn't get version/kind; field {field} is no string"
+            )));
         }
     }
     let given = object.get("apiVersion").map_or("", text);
@@ -107,7 +113,9 @@ impl Walk {
                     if !value.is_null() {
                         self.field(ty, field, value)?;
                     }
-                    if value.is_null() || (is_empty_collection(field, value) && !ty.required.contains(&field.name)) {
+                    if value.is_null()
+                        || (is_empty_collection(field, value) && !ty.required.contains(&field.name))
+                    {
                         dropped.push(name.clone());
                     }
                 }
@@ -164,8 +172,12 @@ impl Walk {
 
     fn leaf(&mut self, ty: &Type, field: &Field, value: &mut Value) -> Result<(), String> {
         let fits = match (field.leaf, &mut *value) {
-            (Leaf::Struct(index), Value::Object(map)) => return self.fields(types().get(index), map),
-            (Leaf::Any, _) | (Leaf::String, Value::String(_)) | (Leaf::Bool, Value::Bool(_)) => true,
+            (Leaf::Struct(index), Value::Object(map)) => {
+                return self.fields(types().get(index), map);
+            }
+            (Leaf::Any, _) | (Leaf::String, Value::String(_)) | (Leaf::Bool, Value::Bool(_)) => {
+                true
+            }
             (Leaf::Double, Value::Number(_)) => true,
             (Leaf::Int64, Value::Number(n)) => n.is_i64(),
             (Leaf::Int32, Value::Number(n)) => is_int32(n),
@@ -173,7 +185,8 @@ impl Walk {
             (Leaf::IntOrString, Value::String(_)) => true,
             (Leaf::Quantity, Value::Number(_) | Value::String(_)) => {
                 let spelled = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-                let quantity = Quantity::parse(&spelled).ok_or_else(|| self.at(quantity::SYNTAX))?;
+                let quantity =
+                    Quantity::parse(&spelled).ok_or_else(|| self.at(quantity::SYNTAX))?;
                 *value = quantity.to_string().into();
                 true
             }
@@ -189,7 +202,9 @@ impl Walk {
                 if s.contains(['\n', '\r']) {
                     s.retain(|c| c != '\n' && c != '\r');
                 }
-                STANDARD.decode(s.as_bytes()).map_err(|e| self.at(&format!("illegal base64 data: {e}")))?;
+                STANDARD
+                    .decode(s.as_bytes())
+                    .map_err(|e| self.at(&format!("illegal base64 data: {e}")))?;
                 true
             }
             _ => false,

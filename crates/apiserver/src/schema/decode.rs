@@ -7,6 +7,7 @@ use std::fmt;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
+use super::field::shortened;
 use crate::status::StatusError;
 
 /// The deepest nesting of a body or of a patched object; upstream's kinds stay below 30.
@@ -64,7 +65,9 @@ fn yaml(body: &[u8]) -> Result<Decoded, StatusError> {
     let mut state = State::default();
     let node = Node { state: &mut state, depth: 0 };
     let value =
-        serde_saphyr::with_deserializer_from_slice_with_options(body, yaml_options(), |reader| node.deserialize(reader));
+        serde_saphyr::with_deserializer_from_slice_with_options(body, yaml_options(), |reader| {
+            node.deserialize(reader)
+        });
     state.finish(value.map_err(|e| format!("error converting YAML to JSON: yaml: {e}")))
 }
 
@@ -217,7 +220,7 @@ impl<'de> Visitor<'de> for Node<'_> {
             self.state.path.push_str(&key);
             let value = entries.next_value_seed(self.child()?)?;
             if map.insert(key, value).is_some() && self.state.duplicates.len() < MAX_NAMED_FIELDS {
-                let path = self.state.path.clone();
+                let path = shortened(self.state.path.clone());
                 if !self.state.duplicates.contains(&path) {
                     self.state.duplicates.push(path);
                 }

@@ -36,7 +36,11 @@ pub fn from_storage(resource: &Resource, mut stored: Value) -> Value {
     stored
 }
 
-fn rename<'a>(object: &mut Value, api_version: &str, names: impl Iterator<Item = (&'a str, &'a str)>) {
+fn rename<'a>(
+    object: &mut Value,
+    api_version: &str,
+    names: impl Iterator<Item = (&'a str, &'a str)>,
+) {
     let Some(map) = object.as_object_mut() else { return };
     for (from, to) in names {
         if let Some(value) = map.remove(from) {

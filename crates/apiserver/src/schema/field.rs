@@ -57,11 +57,25 @@ impl fmt::Display for Path<'_> {
 #[derive(Debug, Default)]
 pub(crate) struct Causes(pub(crate) Vec<Cause>);
 
+/// No object needs more than these many complaints: what is said stays far smaller than the body.
+const MAX_CAUSES: usize = 100;
+/// The longest value that a message repeats, in bytes.
+const MAX_ECHO: usize = 1024;
+
 impl Causes {
-    fn push(&mut self, path: &Path<'_>, reason: &'static str, what: &str, detail: impl fmt::Display) {
+    fn push(
+        &mut self,
+        path: &Path<'_>,
+        reason: &'static str,
+        what: &str,
+        detail: impl fmt::Display,
+    ) {
+        if self.0.len() >= MAX_CAUSES {
+            return;
+        }
         let detail = detail.to_string();
         let message = if detail.is_empty() { what.to_owned() } else { format!("{what}: {detail}") };
-        self.0.push(Cause { reason, message, field: path.to_string() });
+        self.0.push(Cause { reason, message, field: shortened(path.to_string()) });
     }
 
     fn push_value(
@@ -72,7 +86,10 @@ impl Causes {
         value: &(impl Serialize + ?Sized),
         detail: impl fmt::Display,
     ) {
-        let value = serde_json::to_string(value).unwrap_or_default();
+        if self.0.len() >= MAX_CAUSES {
+            return;
+        }
+        let value = shortened(serde_json::to_string(value).unwrap_or_default());
         self.push(path, reason, &format!("{what}: {value}"), detail);
     }
 
@@ -80,17 +97,32 @@ impl Causes {
         self.push(path, "FieldValueRequired", "Required value", detail);
     }
 
-    pub(crate) fn invalid(&mut self, path: &Path<'_>, value: &(impl Serialize + ?Sized), detail: impl fmt::Display) {
+    pub(crate) fn invalid(
+        &mut self,
+        path: &Path<'_>,
+        value: &(impl Serialize + ?Sized),
+        detail: impl fmt::Display,
+    ) {
         self.push_value(path, "FieldValueInvalid", "Invalid value", value, detail);
     }
 
-    pub(crate) fn not_supported(&mut self, path: &Path<'_>, value: &(impl Serialize + ?Sized), supported: &[&str]) {
+    pub(crate) fn not_supported(
+        &mut self,
+        path: &Path<'_>,
+        value: &(impl Serialize + ?Sized),
+        supported: &[&str],
+    ) {
         let quoted: Vec<String> = supported.iter().map(|s| format!("{s:?}")).collect();
         let detail = format!("supported values: {}", quoted.join(", "));
         self.push_value(path, "FieldValueNotSupported", "Unsupported value", value, detail);
     }
 
-    pub(crate) fn duplicate(&mut self, path: &Path<'_>, value: &(impl Serialize + ?Sized), detail: &str) {
+    pub(crate) fn duplicate(
+        &mut self,
+        path: &Path<'_>,
+        value: &(impl Serialize + ?Sized),
+        detail: &str,
+    ) {
         self.push_value(path, "FieldValueDuplicate", "Duplicate value", value, detail);
     }
 
@@ -103,7 +135,12 @@ impl Causes {
     }
 
     pub(crate) fn too_long(&mut self, path: &Path<'_>, limit: usize) {
-        self.push(path, "FieldValueTooLong", "Too long", format!("may not be more than {limit} bytes"));
+        self.push(
+            path,
+            "FieldValueTooLong",
+            "Too long",
+            format!("may not be more than {limit} bytes"),
+        );
     }
 
     pub(crate) fn too_many(&mut self, path: &Path<'_>, count: usize, limit: usize) {
@@ -117,4 +154,13 @@ impl Causes {
             self.invalid(path, value, message);
         }
     }
+}
+
+/// The text, cut where it is too long to repeat.
+pub(crate) fn shortened(mut text: String) -> String {
+    if text.len() > MAX_ECHO {
+        text.truncate(text.floor_char_boundary(MAX_ECHO));
+        text.push('…');
+    }
+    text
 }

@@ -18,13 +18,15 @@ mod validate;
 pub(crate) mod value;
 
 pub use conform::conform;
-pub(crate) use decode::{MAX_DEPTH, json, media_type};
 pub use decode::{ACCEPTED, Decoded, decode};
+pub(crate) use decode::{MAX_DEPTH, json, media_type};
 pub use defaults::apply_defaults;
 pub use events::{from_storage, to_storage};
 pub use names::is_dns_subdomain;
 pub(crate) use names::{label_value, qualified};
-pub use prepare::{prepare_create, prepare_namespace_finalize, prepare_status_update, prepare_update};
+pub use prepare::{
+    prepare_create, prepare_namespace_finalize, prepare_status_update, prepare_update,
+};
 pub use validate::{validate_binding, validate_create, validate_status_update, validate_update};
 
 use crate::status::StatusError;
@@ -56,4 +58,5 @@ impl FieldValidation {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;

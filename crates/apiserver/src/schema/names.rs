@@ -97,13 +97,16 @@ pub(crate) fn qualified(text: &str) -> Complaints {
             if prefix.is_empty() {
                 complaints.push("prefix part must be non-empty".to_owned());
             } else {
-                complaints.extend(dns_subdomain(prefix).into_iter().map(|c| format!("prefix part {c}")));
+                complaints
+                    .extend(dns_subdomain(prefix).into_iter().map(|c| format!("prefix part {c}")));
             }
             name
         }
         _ => {
             let rule = pattern(&format!("a valid label key {rule}"), QUALIFIED, examples);
-            return vec![format!("{rule} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')")];
+            return vec![format!(
+                "{rule} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+            )];
         }
     };
     if name.is_empty() {
@@ -167,7 +170,9 @@ pub(super) fn port_name(text: &str) -> Complaints {
         complaints.push(max_len(15));
     }
     if text.is_empty() || !text.bytes().all(|b| is_lower(b) || b == b'-') {
-        complaints.push("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".to_owned());
+        complaints.push(
+            "must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".to_owned(),
+        );
     }
     if !text.bytes().any(|b| b.is_ascii_lowercase()) {
         complaints.push("must contain at least one letter (a-z)".to_owned());
@@ -201,6 +206,7 @@ pub(super) fn range(low: i64, high: i64) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
     use super::*;
 
@@ -209,12 +215,24 @@ mod tests {
         let long = "a".repeat(64);
         type Check = fn(&str) -> Complaints;
         let table: &[(Check, &[&str], &[&str])] = &[
-            (dns_subdomain, &["a", "a.b", "1-2.x", &long], &["", "A", "a..b", ".a", "a.", "-a", "a_b", "a/b", "..", "ä"]),
+            (
+                dns_subdomain,
+                &["a", "a.b", "1-2.x", &long],
+                &["", "A", "a..b", ".a", "a.", "-a", "a_b", "a/b", "..", "ä"],
+            ),
             (dns_label, &["a", "1-2"], &["", "a.b", "A", "-a", "a-", &long]),
-            (qualified, &["a", "A_b.c", "example.com/x"], &["", "/x", "a/", "a/b/c", "Ex/x", "-a", &long, "a b"]),
+            (
+                qualified,
+                &["a", "A_b.c", "example.com/x"],
+                &["", "/x", "a/", "a/b/c", "Ex/x", "-a", &long, "a b"],
+            ),
             (label_value, &["", "a", "A_b.c"], &["-a", "a/b", " ", &long]),
             (env_name, &["A", "a b", "1"], &["a=b", "ä", "\n"]),
-            (config_key, &["a", "A.b", "..data1".trim_start_matches('.')], &["", ".", "..", "..a", "a/b"]),
+            (
+                config_key,
+                &["a", "A.b", "..data1".trim_start_matches('.')],
+                &["", ".", "..", "..a", "a/b"],
+            ),
             (port_name, &["http", "a-1"], &["", "1", "a--b", "-a", "Http", "abcdefghijklmnop"]),
         ];
         for (check, good, bad) in table {

@@ -9,8 +9,13 @@ use crate::facts::Resource;
 use crate::object::{child_mut, metadata_mut};
 
 /// Metadata that no client can change once the object is there.
-const SERVER_OWNED: [&str; 5] =
-    ["creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation", "selfLink"];
+const SERVER_OWNED: [&str; 5] = [
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+    "selfLink",
+];
 
 /// Before a create: drops the status and the metadata that only the server sets, and adds what a
 /// new object starts with (generation, phase, QoS class, finalizer). The registry then sets uid,
@@ -100,7 +105,12 @@ pub fn prepare_status_update(resource: &Resource, object: &mut Value, old: &Valu
     let Some(map) = object.as_object_mut() else { return };
     keep_metadata(resource, map, old);
     map.retain(|field, _| matches!(field.as_str(), "apiVersion" | "kind" | "metadata" | "status"));
-    for field in old.as_object().into_iter().flat_map(Map::keys).filter(|f| *f != "metadata" && *f != "status") {
+    for field in old
+        .as_object()
+        .into_iter()
+        .flat_map(Map::keys)
+        .filter(|f| *f != "metadata" && *f != "status")
+    {
         restore(map, old, field);
     }
     if resource.kind != "Pod" {
@@ -163,7 +173,10 @@ fn content_changed(resource: &Resource, new: &Map<String, Value>, old: &Value) -
         return !same(new.get("spec").unwrap_or(&Value::Null), &old["spec"]);
     }
     let content = |f: &&String| *f != "metadata";
-    let fields = new.keys().filter(content).chain(old.as_object().into_iter().flat_map(Map::keys).filter(content));
+    let fields = new
+        .keys()
+        .filter(content)
+        .chain(old.as_object().into_iter().flat_map(Map::keys).filter(content));
     let labels = new.get("metadata").map_or(&Value::Null, |m| &m["labels"]);
     fields.into_iter().any(|f| !same(new.get(f).unwrap_or(&Value::Null), &old[f]))
         || !same(labels, &old["metadata"]["labels"])
@@ -180,16 +193,22 @@ fn keep_allocated(service: &mut Map<String, Value>, old: &Value) {
             restore(spec, old, field);
         }
     }
-    if matches!(kind.as_str(), "NodePort" | "LoadBalancer") && spec.get("allocateLoadBalancerNodePorts") != Some(&json!(false)) {
+    if matches!(kind.as_str(), "NodePort" | "LoadBalancer")
+        && spec.get("allocateLoadBalancerNodePorts") != Some(&json!(false))
+    {
         for port in super::value::items_mut(spec.get_mut("ports")) {
-            let same_port = |p: &&Value| Some(&p["port"]) == port.get("port") && Some(&p["protocol"]) == port.get("protocol");
+            let same_port = |p: &&Value| {
+                Some(&p["port"]) == port.get("port") && Some(&p["protocol"]) == port.get("protocol")
+            };
             let given = items(&old["ports"]).iter().find(same_port).map(|p| p["nodePort"].clone());
             if let Some(given) = given.filter(|n| !is_zero(n)) {
                 default(port, "nodePort", given);
             }
         }
     }
-    if text(&old["externalTrafficPolicy"]) == "Local" && spec.get("externalTrafficPolicy") == Some(&json!("Local")) {
+    if text(&old["externalTrafficPolicy"]) == "Local"
+        && spec.get("externalTrafficPolicy") == Some(&json!("Local"))
+    {
         let given = old["healthCheckNodePort"].clone();
         if !is_zero(&given) {
             default(spec, "healthCheckNodePort", given);

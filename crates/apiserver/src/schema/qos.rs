@@ -12,7 +12,10 @@ pub(super) fn class(spec: &Value) -> &'static str {
     if entries(&whole["requests"]).chain(entries(&whole["limits"])).any(counts) {
         return of([whole].into_iter());
     }
-    of(["containers", "initContainers"].iter().flat_map(|list| items(&spec[*list])).map(|c| &c["resources"]))
+    of(["containers", "initContainers"]
+        .iter()
+        .flat_map(|list| items(&spec[*list]))
+        .map(|c| &c["resources"]))
 }
 
 fn of<'a>(resources: impl Iterator<Item = &'a Value>) -> &'static str {
@@ -41,6 +44,7 @@ fn amount(quantity: &Value) -> i128 {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
     use serde_json::json;
 
@@ -54,11 +58,17 @@ mod tests {
         let table = [
             (json!({"containers": [{}]}), "BestEffort"),
             (json!({"containers": [{"resources": {"requests": {"cpu": "0"}}}]}), "BestEffort"),
-            (json!({"containers": [{"resources": {"requests": {"ephemeral-storage": "1Gi"}}}]}), "BestEffort"),
+            (
+                json!({"containers": [{"resources": {"requests": {"ephemeral-storage": "1Gi"}}}]}),
+                "BestEffort",
+            ),
             (json!({"containers": [{"resources": full}]}), "Guaranteed"),
             (json!({"containers": [{"resources": limits}]}), "Guaranteed"),
             (json!({"containers": [{"resources": full}, {}]}), "Burstable"),
-            (json!({"containers": [{"resources": full}], "initContainers": [{"resources": some}]}), "Burstable"),
+            (
+                json!({"containers": [{"resources": full}], "initContainers": [{"resources": some}]}),
+                "Burstable",
+            ),
             (json!({"containers": [{"resources": some}]}), "Burstable"),
             (json!({"resources": full, "containers": [{"resources": some}]}), "Guaranteed"),
         ];

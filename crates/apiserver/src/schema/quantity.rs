@@ -20,8 +20,18 @@ enum Format {
 
 const NANO: i128 = 1_000_000_000;
 const MAX: i128 = i64::MAX as i128 * NANO;
-const DECIMAL: [(&str, i32); 10] =
-    [("n", -9), ("u", -6), ("m", -3), ("", 0), ("k", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18)];
+const DECIMAL: [(&str, i32); 10] = [
+    ("n", -9),
+    ("u", -6),
+    ("m", -3),
+    ("", 0),
+    ("k", 3),
+    ("M", 6),
+    ("G", 9),
+    ("T", 12),
+    ("P", 15),
+    ("E", 18),
+];
 const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
 
 /// What upstream says about text that is no quantity.
@@ -118,7 +128,7 @@ impl Scale {
 /// More digits than fit, made small again by the suffix: the digits that count are the first ones.
 fn huge_times_small(whole: &str, exponent: i32) -> i128 {
     let spare = i32::try_from(whole.len()).unwrap_or(i32::MAX) - 19;
-    if spare > 10_000 || exponent + spare + 19 > 19 {
+    if spare > 10_000 || exponent + spare > 0 {
         return MAX;
     }
     let mantissa: i128 = whole[..19].parse().unwrap_or(i128::MAX);
@@ -153,8 +163,12 @@ impl fmt::Display for Quantity {
             }
             return write!(f, "{units}{}", BINARY[power]);
         }
-        let exponent = (0..=18).rev().step_by(3).map(|e| e as i32);
-        let exponent = exponent.chain([-3, -6]).find(|e| self.nanos % 10i128.pow((9 + e).unsigned_abs()) == 0).unwrap_or(-9);
+        let exponent = (0..=18i32)
+            .rev()
+            .step_by(3)
+            .chain([-3, -6])
+            .find(|e| self.nanos % 10i128.pow((9 + e).unsigned_abs()) == 0)
+            .unwrap_or(-9);
         let units = self.nanos / 10i128.pow((9 + exponent).unsigned_abs());
         match self.format {
             Format::Exponent if exponent != 0 => write!(f, "{units}e{exponent}"),
@@ -167,6 +181,7 @@ impl fmt::Display for Quantity {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
     use super::Quantity;
 
@@ -203,13 +218,20 @@ mod tests {
             (" 1 ", "1"),
         ];
         for (text, canonical) in table {
-            assert_eq!(Quantity::parse(text).map(|q| q.to_string()).as_deref(), Some(canonical), "{text}");
+            assert_eq!(
+                Quantity::parse(text).map(|q| q.to_string()).as_deref(),
+                Some(canonical),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn no_quantities() {
-        for text in ["", "-", "m", "1.2.3", "1 Gi", "1KiB", "0x10", "e3", "1e", "1e-", "1e3Mi", "--1", "½", "1٣"] {
+        for text in [
+            "", "-", "m", "1.2.3", "1 Gi", "1KiB", "0x10", "e3", "1e", "1e-", "1e3Mi", "--1", "½",
+            "1٣",
+        ] {
             assert_eq!(Quantity::parse(text), None, "{text}");
         }
     }

@@ -19,7 +19,9 @@ pub(crate) fn entries(value: &Value) -> impl Iterator<Item = (&String, &Value)> 
 }
 
 /// The list's items for writing.
-pub(crate) fn items_mut(value: Option<&mut Value>) -> impl Iterator<Item = &mut Map<String, Value>> {
+pub(crate) fn items_mut(
+    value: Option<&mut Value>,
+) -> impl Iterator<Item = &mut Map<String, Value>> {
     value.and_then(Value::as_array_mut).into_iter().flatten().filter_map(Value::as_object_mut)
 }
 
@@ -42,7 +44,9 @@ pub(crate) fn same(a: &Value, b: &Value) -> bool {
             a.iter().all(|(k, v)| same(v, b.get(k).unwrap_or(&Value::Null)))
                 && b.iter().all(|(k, v)| a.contains_key(k) || is_zero(v))
         }
-        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
+        (Value::Array(a), Value::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
+        }
         _ => a == b || (is_zero(a) && is_zero(b)),
     }
 }
@@ -62,7 +66,10 @@ pub(crate) fn default_absent(map: &mut Map<String, Value>, key: &str, value: imp
 }
 
 /// The field as a map, if it is one.
-pub(crate) fn map_mut<'a>(map: &'a mut Map<String, Value>, key: &str) -> Option<&'a mut Map<String, Value>> {
+pub(crate) fn map_mut<'a>(
+    map: &'a mut Map<String, Value>,
+    key: &str,
+) -> Option<&'a mut Map<String, Value>> {
     map.get_mut(key).and_then(Value::as_object_mut)
 }
 
@@ -76,6 +83,7 @@ pub(crate) fn depth(value: &Value) -> usize {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 pub(crate) mod arbitrary {
     //! Arbitrary JSON for property tests, with field names that real objects have.
 
@@ -85,11 +93,45 @@ pub(crate) mod arbitrary {
     use crate::facts::{Field, Leaf, Shape, Type, types};
 
     const NAMES: [&str; 40] = [
-        "metadata", "name", "namespace", "labels", "annotations", "finalizers", "ownerReferences", "spec", "status",
-        "containers", "initContainers", "volumes", "volumeMounts", "ports", "containerPort", "env", "resources",
-        "limits", "requests", "cpu", "template", "selector", "subsets", "addresses", "endpoints", "data", "type",
-        "conditions", "containerStatuses", "state", "terminated", "tolerations", "securityContext", "projected",
-        "sources", "$patch", "$retainKeys", "$setElementOrder/containers", "$deleteFromPrimitiveList/finalizers",
+        "metadata",
+        "name",
+        "namespace",
+        "labels",
+        "annotations",
+        "finalizers",
+        "ownerReferences",
+        "spec",
+        "status",
+        "containers",
+        "initContainers",
+        "volumes",
+        "volumeMounts",
+        "ports",
+        "containerPort",
+        "env",
+        "resources",
+        "limits",
+        "requests",
+        "cpu",
+        "template",
+        "selector",
+        "subsets",
+        "addresses",
+        "endpoints",
+        "data",
+        "type",
+        "conditions",
+        "containerStatuses",
+        "state",
+        "terminated",
+        "tolerations",
+        "securityContext",
+        "projected",
+        "sources",
+        "$patch",
+        "$retainKeys",
+        "$setElementOrder/containers",
+        "$deleteFromPrimitiveList/finalizers",
         "$setElementOrder/finalizers",
     ];
 
@@ -105,8 +147,10 @@ pub(crate) mod arbitrary {
             (-3i64..70_000).prop_map(Value::from),
             any::<i32>().prop_map(|n| json!(f64::from(n) / 8.0)),
             "[a-zA-Z0-9./:$%-]{0,8}".prop_map(Value::from),
-            proptest::sample::select(&["delete", "replace", "merge", "Always", "TCP", "100m", "-1Gi", "10.0.0.1"][..])
-                .prop_map(Value::from),
+            proptest::sample::select(
+                &["delete", "replace", "merge", "Always", "TCP", "100m", "-1Gi", "10.0.0.1"][..]
+            )
+            .prop_map(Value::from),
         ];
         leaf.prop_recursive(6, 64, 6, |inner| {
             prop_oneof![
@@ -119,7 +163,8 @@ pub(crate) mod arbitrary {
 
     /// A map at the top, as objects are.
     pub(crate) fn object() -> impl Strategy<Value = Value> {
-        proptest::collection::btree_map(key(), value(), 0..8).prop_map(|map| Value::Object(map.into_iter().collect()))
+        proptest::collection::btree_map(key(), value(), 0..8)
+            .prop_map(|map| Value::Object(map.into_iter().collect()))
     }
 
     /// An object of this type, different for each seed, whose fields have the right types but any values.
@@ -170,16 +215,43 @@ pub(crate) mod arbitrary {
             match field.leaf {
                 Leaf::Struct(index) => self.object(types().get(index), depth + 1),
                 Leaf::Bool => (self.roll(2) == 0).into(),
-                Leaf::Int32 | Leaf::Int64 | Leaf::Double => json!([-1, 0, 1, 80, 70_000, i32::MAX][self.roll(6)]),
-                Leaf::Quantity => self.pick(&["0", "1", "-1", "100m", "1Gi", "1u", "9999999999999999999"]),
-                Leaf::Time | Leaf::MicroTime => self.pick(&["2026-01-01T00:00:00Z", "2026-01-01T00:00:00.5+01:00"]),
-                Leaf::IntOrString => [json!(80), json!("http"), json!(0), json!("")][self.roll(4)].clone(),
+                Leaf::Int32 | Leaf::Int64 | Leaf::Double => {
+                    json!([-1, 0, 1, 80, 70_000, i32::MAX][self.roll(6)])
+                }
+                Leaf::Quantity => {
+                    self.pick(&["0", "1", "-1", "100m", "1Gi", "1u", "9999999999999999999"])
+                }
+                Leaf::Time | Leaf::MicroTime => {
+                    self.pick(&["2026-01-01T00:00:00Z", "2026-01-01T00:00:00.5+01:00"])
+                }
+                Leaf::IntOrString => {
+                    [json!(80), json!("http"), json!(0), json!("")][self.roll(4)].clone()
+                }
                 Leaf::Bytes => self.pick(&["", "e30=", "eA=="]),
                 Leaf::Any => json!({"x": 1}),
                 Leaf::String if matches!(field.name, "apiVersion" | "kind") => Value::Null,
                 Leaf::String => self.pick(&[
-                    "", "a", "b", "x/y", "../z", "Always", "Never", "None", "TCP", "ClientIP", "LoadBalancer", "NodePort",
-                    "ExternalName", "IPv4", "10.0.0.1", "::1", "NoExecute", "Exists", "metadata.name", "Localhost", "é",
+                    "",
+                    "a",
+                    "b",
+                    "x/y",
+                    "../z",
+                    "Always",
+                    "Never",
+                    "None",
+                    "TCP",
+                    "ClientIP",
+                    "LoadBalancer",
+                    "NodePort",
+                    "ExternalName",
+                    "IPv4",
+                    "10.0.0.1",
+                    "::1",
+                    "NoExecute",
+                    "Exists",
+                    "metadata.name",
+                    "Localhost",
+                    "é",
                 ]),
             }
         }

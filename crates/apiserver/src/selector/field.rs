@@ -89,8 +89,11 @@ impl FieldSelector {
     pub fn parse(resource: &Resource, text: &str) -> Result<Self, StatusError> {
         let mut terms = Vec::new();
         for term in split_terms(text) {
-            let unknown =
-                || StatusError::bad_request(format!("invalid selector: '{text}'; can't understand '{term}'"));
+            let unknown = || {
+                StatusError::bad_request(format!(
+                    "invalid selector: '{text}'; can't understand '{term}'"
+                ))
+            };
             let (name, equal, value) = split_term(term).ok_or_else(unknown)?;
             let value = unescape(value).map_err(StatusError::bad_request)?.into_owned();
             let field = known(resource, name)?;
@@ -135,7 +138,9 @@ fn known(resource: &Resource, name: &str) -> Result<&'static str, StatusError> {
     Err(StatusError::bad_request(match offered {
         Some(_) => format!("field label not supported: {name}"),
         None => {
-            format!("{name:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")
+            format!(
+                "{name:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
+            )
         }
     }))
 }
@@ -150,7 +155,9 @@ fn read<'a>(object: &'a Value, field: &str) -> Cow<'a, str> {
     let value = field.split('.').fold(object, |value, step| &value[step]);
     match value {
         Value::String(text) => Cow::Borrowed(text),
-        Value::Null if matches!(field, "spec.unschedulable" | "spec.hostNetwork") => Cow::Borrowed("false"),
+        Value::Null if matches!(field, "spec.unschedulable" | "spec.hostNetwork") => {
+            Cow::Borrowed("false")
+        }
         Value::Null if field == "status.replicas" => Cow::Borrowed("0"),
         Value::Null => Cow::Borrowed(""),
         other => Cow::Owned(other.to_string()),
@@ -200,10 +207,14 @@ fn unescape(value: &str) -> Result<Cow<'_, str>, String> {
                 Some(c @ ('\\' | ',' | '=')) => plain.push(c),
                 other => {
                     let sequence: String = other.into_iter().collect();
-                    return Err(format!("invalid field selector: invalid escape sequence: \\{sequence}"));
+                    return Err(format!(
+                        "invalid field selector: invalid escape sequence: \\{sequence}"
+                    ));
                 }
             },
-            ',' | '=' => return Err(format!("invalid field selector: unescaped character in value: {c}")),
+            ',' | '=' => {
+                return Err(format!("invalid field selector: unescaped character in value: {c}"));
+            }
             c => plain.push(c),
         }
     }

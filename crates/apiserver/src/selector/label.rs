@@ -62,7 +62,9 @@ impl LabelSelector {
     #[must_use]
     pub fn matches(&self, object: &Value) -> bool {
         let labels = &object["metadata"]["labels"];
-        self.0.iter().all(|requirement| requirement.matches(labels.get(&requirement.key).and_then(Value::as_str)))
+        self.0.iter().all(|requirement| {
+            requirement.matches(labels.get(&requirement.key).and_then(Value::as_str))
+        })
     }
 }
 
@@ -71,7 +73,9 @@ impl Requirement {
         values.sort();
         values.dedup();
         for (i, value) in values.iter().enumerate() {
-            if matches!(operator, Operator::GreaterThan | Operator::LessThan) && value.parse::<i64>().is_err() {
+            if matches!(operator, Operator::GreaterThan | Operator::LessThan)
+                && value.parse::<i64>().is_err()
+            {
                 return Err(format!(
                     "values[{i}]: Invalid value: {value:?}: for 'Gt', 'Lt' operators, the value must be an integer"
                 ));
@@ -86,7 +90,9 @@ impl Requirement {
     fn matches(&self, label: Option<&str>) -> bool {
         let listed = |label: &str| self.values.iter().any(|v| v == label);
         let number = |text: &str| text.parse::<i64>().ok();
-        let compare = |label: Option<&str>| label.and_then(number).zip(self.values.first().and_then(|v| number(v)));
+        let compare = |label: Option<&str>| {
+            label.and_then(number).zip(self.values.first().and_then(|v| number(v)))
+        };
         match self.operator {
             Operator::Equals | Operator::In => label.is_some_and(listed),
             Operator::NotEquals | Operator::NotIn => !label.is_some_and(listed),
@@ -181,16 +187,31 @@ impl Parser {
             match self.tokens.peek() {
                 None => return Ok(list),
                 Some(Token::Word(_) | Token::Sign("!")) => {}
-                other => return Err(format!("found '{}', expected: !, identifier, or 'end of string'", found(other))),
+                other => {
+                    return Err(format!(
+                        "found '{}', expected: !, identifier, or 'end of string'",
+                        found(other)
+                    ));
+                }
             }
             list.push(self.requirement().map_err(|e| format!("unable to parse requirement: {e}"))?);
             match self.tokens.next() {
                 None => return Ok(list),
                 Some(Token::Sign(",")) => match self.tokens.peek() {
                     Some(Token::Word(_) | Token::Sign("!")) => {}
-                    other => return Err(format!("found '{}', expected: identifier after ','", found(other))),
+                    other => {
+                        return Err(format!(
+                            "found '{}', expected: identifier after ','",
+                            found(other)
+                        ));
+                    }
                 },
-                other => return Err(format!("found '{}', expected: ',' or 'end of string'", found(other.as_ref()))),
+                other => {
+                    return Err(format!(
+                        "found '{}', expected: ',' or 'end of string'",
+                        found(other.as_ref())
+                    ));
+                }
             }
         }
     }
@@ -199,7 +220,9 @@ impl Parser {
         let absent = self.tokens.next_if_eq(&Token::Sign("!")).is_some();
         let key = match self.tokens.next() {
             Some(Token::Word(key)) => key,
-            other => return Err(format!("found '{}', expected: identifier", found(other.as_ref()))),
+            other => {
+                return Err(format!("found '{}', expected: identifier", found(other.as_ref())));
+            }
         };
         let complaints = qualified(&key);
         if !complaints.is_empty() {
@@ -228,7 +251,10 @@ impl Parser {
             Some("!=") => Ok(Operator::NotEquals),
             Some(">") => Ok(Operator::GreaterThan),
             Some("<") => Ok(Operator::LessThan),
-            _ => Err(format!("found '{}', expected: in, notin, =, ==, !=, gt, lt", found(token.as_ref()))),
+            _ => Err(format!(
+                "found '{}', expected: in, notin, =, ==, !=, gt, lt",
+                found(token.as_ref())
+            )),
         }
     }
 
@@ -255,7 +281,9 @@ impl Parser {
             match self.tokens.next() {
                 Some(Token::Sign(")")) => return Ok(values),
                 Some(Token::Sign(",")) => {}
-                other => return Err(format!("found '{}', expected: ',' or ')'", found(other.as_ref()))),
+                other => {
+                    return Err(format!("found '{}', expected: ',' or ')'", found(other.as_ref())));
+                }
             }
         }
     }

@@ -7,4 +7,5 @@ pub use field::FieldSelector;
 pub use label::{LabelSelector, Operator, Requirement};
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;

@@ -61,7 +61,10 @@ fn labels_refused() {
         ("a in (b", "unable to parse requirement: found '', expected: ',' or ')'"),
         ("!", "unable to parse requirement: found '', expected: identifier"),
         ("a=(", "unable to parse requirement: found '(', expected: identifier"),
-        ("a>b", "unable to parse requirement: values[0]: Invalid value: \"b\": for 'Gt', 'Lt' operators, the value must be an integer"),
+        (
+            "a>b",
+            "unable to parse requirement: values[0]: Invalid value: \"b\": for 'Gt', 'Lt' operators, the value must be an integer",
+        ),
     ];
     for (text, message) in table {
         let error = LabelSelector::parse(text).expect_err(text);
@@ -89,7 +92,11 @@ proptest! {
     }
 }
 
-fn parse(group: &str, plural: &str, text: &str) -> Result<FieldSelector, crate::status::StatusError> {
+fn parse(
+    group: &str,
+    plural: &str,
+    text: &str,
+) -> Result<FieldSelector, crate::status::StatusError> {
     FieldSelector::parse(lookup(group, "v1", plural).expect("served"), text)
 }
 
@@ -130,7 +137,10 @@ fn fields_match() {
         assert_eq!(selector.matches(object), wanted, "{plural}: {text}");
     }
     let one = parse("", "pods", "metadata.name=a,spec.nodeName=n").expect("parses");
-    assert_eq!((one.name(), one.exact("spec.nodeName"), one.exact("status.phase")), (Some("a"), Some("n"), None));
+    assert_eq!(
+        (one.name(), one.exact("spec.nodeName"), one.exact("status.phase")),
+        (Some("a"), Some("n"), None)
+    );
     assert_eq!(parse("", "pods", "metadata.name!=a").expect("parses").name(), None);
 }
 
@@ -138,8 +148,16 @@ fn fields_match() {
 fn fields_refused() {
     let table = [
         ("pods", "spec.foo=1", "field label not supported: spec.foo"),
-        ("configmaps", "data.x=1", "\"data.x\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\""),
-        ("pods", "metadata.name", "invalid selector: 'metadata.name'; can't understand 'metadata.name'"),
+        (
+            "configmaps",
+            "data.x=1",
+            "\"data.x\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\"",
+        ),
+        (
+            "pods",
+            "metadata.name",
+            "invalid selector: 'metadata.name'; can't understand 'metadata.name'",
+        ),
         ("pods", "metadata.name=a\\b", "invalid field selector: invalid escape sequence: \\b"),
         ("pods", "metadata.name=a=b", "invalid field selector: unescaped character in value: ="),
     ];

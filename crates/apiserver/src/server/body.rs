@@ -23,7 +23,9 @@ pub(crate) struct Body {
 }
 
 impl Body {
-    pub(crate) fn stream(stream: impl Stream<Item = Result<Bytes, BoxError>> + Send + 'static) -> Body {
+    pub(crate) fn stream(
+        stream: impl Stream<Item = Result<Bytes, BoxError>> + Send + 'static,
+    ) -> Body {
         Body { content: Content::Stream(Box::pin(stream)), _activity: None }
     }
 
@@ -49,9 +51,10 @@ impl hyper::body::Body for Body {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match &mut self.content {
             Content::Whole(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
-            Content::Stream(stream) => {
-                stream.as_mut().poll_next(context).map(|next| next.map(|text| text.map(Frame::data)))
-            }
+            Content::Stream(stream) => stream
+                .as_mut()
+                .poll_next(context)
+                .map(|next| next.map(|text| text.map(Frame::data))),
         }
     }
 
@@ -61,7 +64,9 @@ impl hyper::body::Body for Body {
 
     fn size_hint(&self) -> SizeHint {
         match &self.content {
-            Content::Whole(text) => SizeHint::with_exact(text.as_ref().map_or(0, Bytes::len) as u64),
+            Content::Whole(text) => {
+                SizeHint::with_exact(text.as_ref().map_or(0, Bytes::len) as u64)
+            }
             Content::Stream(_) => SizeHint::default(),
         }
     }

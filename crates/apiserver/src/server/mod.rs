@@ -38,7 +38,12 @@ const MAX_HEADER_BYTES: usize = 64 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Serves until `stop`, and then until what is under way has ended.
-pub(crate) async fn serve(listener: TcpListener, tls: Arc<Tls>, router: Arc<Router>, stop: CancellationToken) {
+pub(crate) async fn serve(
+    listener: TcpListener,
+    tls: Arc<Tls>,
+    router: Arc<Router>,
+    stop: CancellationToken,
+) {
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let connections = TaskTracker::new();
     let abort = CancellationToken::new();
@@ -86,13 +91,26 @@ async fn accept(
     }
 }
 
-async fn connection(stream: TcpStream, tls: Arc<Tls>, router: Arc<Router>, stop: CancellationToken) {
-    let keep_alive = socket2::TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE / 3);
+async fn connection(
+    stream: TcpStream,
+    tls: Arc<Tls>,
+    router: Arc<Router>,
+    stop: CancellationToken,
+) {
+    let keep_alive =
+        socket2::TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE / 3);
     let socket = socket2::SockRef::from(&stream);
-    if let Err(error) = socket.set_tcp_keepalive(&keep_alive).and_then(|()| stream.set_nodelay(true)) {
+    if let Err(error) =
+        socket.set_tcp_keepalive(&keep_alive).and_then(|()| stream.set_nodelay(true))
+    {
         tracing::debug!(%error, "socket options");
     }
-    let stream = match timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(tls.config.clone()).accept(stream)).await {
+    let stream = match timeout(
+        HANDSHAKE_TIMEOUT,
+        TlsAcceptor::from(tls.config.clone()).accept(stream),
+    )
+    .await
+    {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake"),
         Err(_) => return tracing::debug!("TLS handshake timed out"),
@@ -150,7 +168,11 @@ async fn connection(stream: TcpStream, tls: Arc<Tls>, router: Arc<Router>, stop:
 fn builder(is_http2: bool) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
     // The time for a header counts from the end of the last answer: it is the idle time-out too.
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT).max_buf_size(MAX_HEADER_BYTES);
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE_TIMEOUT)
+        .max_buf_size(MAX_HEADER_BYTES);
     builder
         .http2()
         .timer(TokioTimer::new())

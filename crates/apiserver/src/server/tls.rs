@@ -10,7 +10,9 @@ use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme};
+use rustls::{
+    DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
+};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
@@ -52,11 +54,15 @@ pub(crate) struct Tls {
 impl Tls {
     /// Serves with `identity`; clients are to show certificates of the CAs in the file `client_ca`.
     pub(crate) fn new(identity: &Identity, client_ca: &std::path::Path) -> pki::Result<Tls> {
-        let invalid = |path: &std::path::Path, reason: String| pki::Error::Invalid { path: path.to_owned(), reason };
+        let invalid = |path: &std::path::Path, reason: String| pki::Error::Invalid {
+            path: path.to_owned(),
+            reason,
+        };
         let provider = provider();
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots(client_ca)?.into(), provider.clone())
-            .build()
-            .map_err(|error| invalid(client_ca, error.to_string()))?;
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(roots(client_ca)?.into(), provider.clone())
+                .build()
+                .map_err(|error| invalid(client_ca, error.to_string()))?;
         let (chain, key) = load(identity)?;
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -93,7 +99,9 @@ impl Tls {
 pub(crate) fn roots(path: &std::path::Path) -> pki::Result<RootCertStore> {
     let invalid = |reason: String| pki::Error::Invalid { path: path.to_owned(), reason };
     let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_file_iter(path).map_err(|error| invalid(error.to_string()))? {
+    for certificate in
+        CertificateDer::pem_file_iter(path).map_err(|error| invalid(error.to_string()))?
+    {
         let certificate = certificate.map_err(|error| invalid(error.to_string()))?;
         roots.add(certificate).map_err(|error| invalid(error.to_string()))?;
     }
@@ -104,13 +112,18 @@ pub(crate) fn roots(path: &std::path::Path) -> pki::Result<RootCertStore> {
 }
 
 /// The chain and the key of an identity.
-pub(crate) fn load(identity: &Identity) -> pki::Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
-    let invalid = |path: &std::path::Path, reason: String| pki::Error::Invalid { path: path.to_owned(), reason };
+pub(crate) fn load(
+    identity: &Identity,
+) -> pki::Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
+    let invalid = |path: &std::path::Path, reason: String| pki::Error::Invalid {
+        path: path.to_owned(),
+        reason,
+    };
     let chain = CertificateDer::pem_file_iter(&identity.certificate)
         .and_then(Iterator::collect)
         .map_err(|error| invalid(&identity.certificate, error.to_string()))?;
-    let key =
-        PrivateKeyDer::from_pem_file(&identity.key).map_err(|error| invalid(&identity.key, error.to_string()))?;
+    let key = PrivateKeyDer::from_pem_file(&identity.key)
+        .map_err(|error| invalid(&identity.key, error.to_string()))?;
     Ok((chain, key))
 }
 

@@ -35,6 +35,7 @@ pub(super) fn human(seconds: i64) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
     use super::human;
 

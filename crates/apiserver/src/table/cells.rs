@@ -111,11 +111,13 @@ const SLICES: Printer = Printer {
     cells: endpoint_slice,
 };
 const CONFIG_MAPS: Printer = Printer { columns: &[NAME, string("Data"), AGE], cells: config_map };
-const SECRETS: Printer = Printer { columns: &[NAME, string("Type"), string("Data"), AGE], cells: secret };
+const SECRETS: Printer =
+    Printer { columns: &[NAME, string("Type"), string("Data"), AGE], cells: secret };
 const NAMESPACES: Printer = Printer { columns: &[NAME, string("Status"), AGE], cells: namespace };
 const LEASES: Printer = Printer { columns: &[NAME, string("Holder"), AGE], cells: lease };
 const ACCOUNTS: Printer = Printer { columns: &[NAME, AGE], cells: account };
-const OTHERS: Printer = Printer { columns: &[NAME, Column("Created At", "date", "", 0)], cells: other };
+const OTHERS: Printer =
+    Printer { columns: &[NAME, Column("Created At", "date", "", 0)], cells: other };
 
 pub(super) fn printer(resource: &Resource) -> &'static Printer {
     match resource.kind {
@@ -159,7 +161,12 @@ fn config_map(map: &Value, now: Timestamp) -> Vec<Value> {
 }
 
 fn secret(secret: &Value, now: Timestamp) -> Vec<Value> {
-    vec![name(secret), text(&secret["type"]).into(), json!(entries(&secret["data"]).count()), age(secret, now)]
+    vec![
+        name(secret),
+        text(&secret["type"]).into(),
+        json!(entries(&secret["data"]).count()),
+        age(secret, now),
+    ]
 }
 
 fn namespace(namespace: &Value, now: Timestamp) -> Vec<Value> {
@@ -216,7 +223,9 @@ fn node(node: &Value, now: Timestamp) -> Vec<Value> {
 }
 
 fn roles(node: &Value) -> String {
-    let role = |(key, value): (&'_ String, &'_ Value)| match key.strip_prefix("node-role.kubernetes.io/") {
+    let role = |(key, value): (&'_ String, &'_ Value)| match key
+        .strip_prefix("node-role.kubernetes.io/")
+    {
         Some(role) => Some(role.to_owned()),
         None if key == "kubernetes.io/role" => Some(text(value).to_owned()),
         None => None,
@@ -249,13 +258,16 @@ fn service(service: &Value, now: Timestamp) -> Vec<Value> {
 fn external_ip(service: &Value) -> String {
     let spec = &service["spec"];
     let given: Vec<&str> = items(&spec["externalIPs"]).iter().map(text).collect();
-    let list = |ips: Vec<&str>, fallback: &str| if ips.is_empty() { fallback.to_owned() } else { ips.join(",") };
+    let list = |ips: Vec<&str>, fallback: &str| {
+        if ips.is_empty() { fallback.to_owned() } else { ips.join(",") }
+    };
     match text(&spec["type"]) {
         "ClusterIP" | "NodePort" => list(given, "<none>"),
         "LoadBalancer" => {
             let ingress = items(&service["status"]["loadBalancer"]["ingress"]).iter();
             let addresses = ingress.map(|i| [text(&i["ip"]), text(&i["hostname"])]);
-            let balancer: BTreeSet<&str> = addresses.filter_map(|a| a.into_iter().find(|a| !a.is_empty())).collect();
+            let balancer: BTreeSet<&str> =
+                addresses.filter_map(|a| a.into_iter().find(|a| !a.is_empty())).collect();
             list(balancer.into_iter().chain(given).collect(), "<pending>")
         }
         "ExternalName" => text(&spec["externalName"]).to_owned(),
@@ -292,14 +304,23 @@ fn host_port(ip: &str, port: &Value) -> String {
 }
 
 fn endpoint_slice(slice: &Value, now: Timestamp) -> Vec<Value> {
-    let ports = items(&slice["ports"]).iter().map(|port| match (port["port"].as_i64(), port["name"].as_str()) {
-        (Some(number), _) => number.to_string(),
-        (None, Some(name)) => name.to_owned(),
-        (None, None) => "*".to_owned(),
+    let ports = items(&slice["ports"]).iter().map(|port| {
+        match (port["port"].as_i64(), port["name"].as_str()) {
+            (Some(number), _) => number.to_string(),
+            (None, Some(name)) => name.to_owned(),
+            (None, None) => "*".to_owned(),
+        }
     });
-    let addresses =
-        items(&slice["endpoints"]).iter().flat_map(|e| items(&e["addresses"]).iter().map(|a| text(a).to_owned()));
-    vec![name(slice), text(&slice["addressType"]).into(), first_few(ports, "<unset>"), first_few(addresses, "<unset>"), age(slice, now)]
+    let addresses = items(&slice["endpoints"])
+        .iter()
+        .flat_map(|e| items(&e["addresses"]).iter().map(|a| text(a).to_owned()));
+    vec![
+        name(slice),
+        text(&slice["addressType"]).into(),
+        first_few(ports, "<unset>"),
+        first_few(addresses, "<unset>"),
+        age(slice, now),
+    ]
 }
 
 /// Events of either group: the newer names stand where the older ones are absent.
@@ -326,8 +347,11 @@ fn event(event: &Value, now: Timestamp) -> Vec<Value> {
         name => format!("{kind}/{name}"),
     };
     let source = field("source", "deprecatedSource");
-    let either = |a: &'_ Value, b: &'_ Value| if text(a).is_empty() { text(b).to_owned() } else { text(a).to_owned() };
-    let component = either(&source["component"], field("reportingComponent", "reportingController"));
+    let either = |a: &'_ Value, b: &'_ Value| {
+        if text(a).is_empty() { text(b).to_owned() } else { text(a).to_owned() }
+    };
+    let component =
+        either(&source["component"], field("reportingComponent", "reportingController"));
     let host = either(&source["host"], &event["reportingInstance"]);
     vec![
         last.into(),
@@ -347,7 +371,8 @@ fn controller(controller: &Value, now: Timestamp) -> Vec<Value> {
     let (spec, status) = (&controller["spec"], &controller["status"]);
     let count = |value: &Value| json!(value.as_i64().unwrap_or(0));
     let containers = items(&spec["template"]["spec"]["containers"]);
-    let all = |field: &str| containers.iter().map(|c| text(&c[field])).collect::<Vec<_>>().join(",");
+    let all =
+        |field: &str| containers.iter().map(|c| text(&c[field])).collect::<Vec<_>>().join(",");
     vec![
         name(controller),
         count(&spec["replicas"]),

@@ -33,7 +33,9 @@ impl IncludeObject {
             "None" => Ok(Self::None),
             "" | "Metadata" => Ok(Self::Metadata),
             "Object" => Ok(Self::Object),
-            other => Err(StatusError::bad_request(format!("unrecognized includeObject value: {other:?}"))),
+            other => Err(StatusError::bad_request(format!(
+                "unrecognized includeObject value: {other:?}"
+            ))),
         }
     }
 }
@@ -60,10 +62,14 @@ pub fn render<'a>(
     now: Timestamp,
 ) -> Value {
     let printer = cells::printer(resource);
-    let rows: Vec<Value> = objects.into_iter().map(|object| row(printer, object, include, now)).collect();
+    let rows: Vec<Value> =
+        objects.into_iter().map(|object| row(printer, object, include, now)).collect();
     let mut table = json!({"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": list_meta, "rows": rows});
-    table["columnDefinitions"] =
-        if headers { printer.columns.iter().map(|column| column.to_value()).collect() } else { json!([]) };
+    table["columnDefinitions"] = if headers {
+        printer.columns.iter().map(|column| column.to_value()).collect()
+    } else {
+        json!([])
+    };
     table
 }
 
@@ -96,4 +102,5 @@ pub fn partial_metadata(object: &Value) -> Value {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;

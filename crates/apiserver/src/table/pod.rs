@@ -54,14 +54,16 @@ fn gates(pod: &Value) -> String {
     if gates.is_empty() {
         return "<none>".to_owned();
     }
-    let open = gates.iter().filter(|g| has_condition(&pod["status"], text(&g["conditionType"]))).count();
+    let open =
+        gates.iter().filter(|g| has_condition(&pod["status"], text(&g["conditionType"]))).count();
     format!("{open}/{}", gates.len())
 }
 
 fn summarize(pod: &Value) -> Summary {
     let status = &pod["status"];
     let phase = text(&status["phase"]);
-    let mut summary = Summary { reason: phase.to_owned(), ready: 0, restarts: 0, last_restart: None };
+    let mut summary =
+        Summary { reason: phase.to_owned(), ready: 0, restarts: 0, last_restart: None };
     if !text(&status["reason"]).is_empty() {
         summary.reason = text(&status["reason"]).to_owned();
     }

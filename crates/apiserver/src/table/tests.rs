@@ -32,7 +32,8 @@ fn pod(spec: Value, status: Value) -> [String; 3] {
 #[test]
 fn pod_status() {
     let one = || json!({"containers": [{"name": "c"}]});
-    let with_init = || json!({"containers": [{"name": "c"}], "initContainers": [{"name": "i"}, {"name": "j"}]});
+    let with_init =
+        || json!({"containers": [{"name": "c"}], "initContainers": [{"name": "i"}, {"name": "j"}]});
     let sidecar = || json!({"containers": [{"name": "c"}], "initContainers": [{"name": "s", "restartPolicy": "Always"}]});
     let running = || json!({"name": "c", "ready": true, "state": {"running": {}}});
     let waiting = |reason: &str| json!({"name": "c", "state": {"waiting": {"reason": reason}}});
@@ -40,13 +41,37 @@ fn pod_status() {
     let init = |state: Value| json!({"name": "i", "state": state});
     let table = [
         (one(), json!({"phase": "Pending"}), ["0/1", "Pending", "0"]),
-        (one(), json!({"phase": "Running", "containerStatuses": [running()]}), ["1/1", "Running", "0"]),
-        (one(), json!({"phase": "Pending", "containerStatuses": [waiting("ContainerCreating")]}), ["0/1", "ContainerCreating", "0"]),
+        (
+            one(),
+            json!({"phase": "Running", "containerStatuses": [running()]}),
+            ["1/1", "Running", "0"],
+        ),
+        (
+            one(),
+            json!({"phase": "Pending", "containerStatuses": [waiting("ContainerCreating")]}),
+            ["0/1", "ContainerCreating", "0"],
+        ),
         (one(), json!({"phase": "Failed", "reason": "Evicted"}), ["0/1", "Evicted", "0"]),
-        (one(), json!({"phase": "Succeeded", "containerStatuses": [ended(0, "Completed")]}), ["0/1", "Completed", "0"]),
-        (one(), json!({"phase": "Failed", "containerStatuses": [ended(1, "Error")]}), ["0/1", "Error", "0"]),
-        (one(), json!({"phase": "Failed", "containerStatuses": [ended(3, "")]}), ["0/1", "ExitCode:3", "0"]),
-        (one(), json!({"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"signal": 9}}}]}), ["0/1", "Signal:9", "0"]),
+        (
+            one(),
+            json!({"phase": "Succeeded", "containerStatuses": [ended(0, "Completed")]}),
+            ["0/1", "Completed", "0"],
+        ),
+        (
+            one(),
+            json!({"phase": "Failed", "containerStatuses": [ended(1, "Error")]}),
+            ["0/1", "Error", "0"],
+        ),
+        (
+            one(),
+            json!({"phase": "Failed", "containerStatuses": [ended(3, "")]}),
+            ["0/1", "ExitCode:3", "0"],
+        ),
+        (
+            one(),
+            json!({"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"signal": 9}}}]}),
+            ["0/1", "Signal:9", "0"],
+        ),
         (
             one(),
             json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "reason": "SchedulingGated"}]}),
@@ -139,8 +164,14 @@ fn wide_cells_of_a_pod() {
         "status": {"podIPs": [{"ip": "10.0.0.1"}], "conditions": [{"type": "a", "status": "True"}]},
     });
     let row = cells("pods", object);
-    assert_eq!(row[4..], [json!("5m"), json!("10.0.0.1"), json!("n"), json!("<none>"), json!("1/2")]);
-    assert_eq!(cells("pods", json!({}))[5..], [json!("<none>"), json!("<none>"), json!("<none>"), json!("<none>")]);
+    assert_eq!(
+        row[4..],
+        [json!("5m"), json!("10.0.0.1"), json!("n"), json!("<none>"), json!("1/2")]
+    );
+    assert_eq!(
+        cells("pods", json!({}))[5..],
+        [json!("<none>"), json!("<none>"), json!("<none>"), json!("<none>")]
+    );
 }
 
 #[test]
@@ -157,12 +188,34 @@ fn other_kinds() {
                     "nodeInfo": {"kubeletVersion": "v1", "osImage": "Debian", "kernelVersion": "6", "architecture": "amd64", "containerRuntimeVersion": "containerd://1"},
                 },
             }),
-            json!(["n", "Ready,SchedulingDisabled", "a,worker,z", "5m", "v1", "1.2.3.4", "<none>", "Debian", "6 (amd64)", "containerd://1"]),
+            json!([
+                "n",
+                "Ready,SchedulingDisabled",
+                "a,worker,z",
+                "5m",
+                "v1",
+                "1.2.3.4",
+                "<none>",
+                "Debian",
+                "6 (amd64)",
+                "containerd://1"
+            ]),
         ),
         (
             "nodes",
             json!({"metadata": {"name": "n"}, "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}),
-            json!(["n", "NotReady", "<none>", "5m", "", "<none>", "<none>", "<unknown>", "<unknown>", "<unknown>"]),
+            json!([
+                "n",
+                "NotReady",
+                "<none>",
+                "5m",
+                "",
+                "<none>",
+                "<none>",
+                "<unknown>",
+                "<unknown>",
+                "<unknown>"
+            ]),
         ),
         (
             "services",
@@ -191,7 +244,11 @@ fn other_kinds() {
             json!({"metadata": {"name": "e"}, "addressType": "IPv4", "ports": [{"port": 80}, {"name": "x"}], "endpoints": [{"addresses": ["1", "2"]}]}),
             json!(["e", "IPv4", "80,x", "1,2", "5m"]),
         ),
-        ("endpointslices", json!({"metadata": {"name": "e"}, "addressType": "IPv4"}), json!(["e", "IPv4", "<unset>", "<unset>", "5m"])),
+        (
+            "endpointslices",
+            json!({"metadata": {"name": "e"}, "addressType": "IPv4"}),
+            json!(["e", "IPv4", "<unset>", "<unset>", "5m"]),
+        ),
         (
             "events",
             json!({
@@ -212,10 +269,26 @@ fn other_kinds() {
                 {"name": "x", "image": "i"}, {"name": "y", "image": "j"}]}}}, "status": {"replicas": 1}}),
             json!(["r", 2, 1, 0, "5m", "x,y", "i,j", "a=b"]),
         ),
-        ("configmaps", json!({"metadata": {"name": "c"}, "data": {"a": ""}, "binaryData": {"b": ""}}), json!(["c", 2, "5m"])),
-        ("secrets", json!({"metadata": {"name": "s"}, "type": "Opaque"}), json!(["s", "Opaque", 0, "5m"])),
-        ("namespaces", json!({"metadata": {"name": "n"}, "status": {"phase": "Active"}}), json!(["n", "Active", "5m"])),
-        ("leases", json!({"metadata": {"name": "l"}, "spec": {"holderIdentity": "h"}}), json!(["l", "h", "5m"])),
+        (
+            "configmaps",
+            json!({"metadata": {"name": "c"}, "data": {"a": ""}, "binaryData": {"b": ""}}),
+            json!(["c", 2, "5m"]),
+        ),
+        (
+            "secrets",
+            json!({"metadata": {"name": "s"}, "type": "Opaque"}),
+            json!(["s", "Opaque", 0, "5m"]),
+        ),
+        (
+            "namespaces",
+            json!({"metadata": {"name": "n"}, "status": {"phase": "Active"}}),
+            json!(["n", "Active", "5m"]),
+        ),
+        (
+            "leases",
+            json!({"metadata": {"name": "l"}, "spec": {"holderIdentity": "h"}}),
+            json!(["l", "h", "5m"]),
+        ),
         ("serviceaccounts", json!({"metadata": {"name": "a"}}), json!(["a", "5m"])),
     ];
     for (plural, object, wanted) in table {
@@ -231,7 +304,10 @@ fn what_a_row_carries() {
     let full = render(IncludeObject::Object, true);
     assert_eq!((&full["kind"], &full["apiVersion"]), (&json!("Table"), &json!("meta.k8s.io/v1")));
     assert_eq!(full["rows"][0]["object"], pod);
-    assert_eq!(full["rows"][0]["conditions"], json!([{"type": "Completed", "status": "True", "reason": "Succeeded"}]));
+    assert_eq!(
+        full["rows"][0]["conditions"],
+        json!([{"type": "Completed", "status": "True", "reason": "Succeeded"}])
+    );
     assert_eq!(
         full["columnDefinitions"][0],
         json!({"name": "Name", "type": "string", "format": "name", "description": "", "priority": 0})

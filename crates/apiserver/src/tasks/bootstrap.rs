@@ -17,7 +17,8 @@ pub(crate) async fn run(api: &Api) -> Result<(), StatusError> {
         api.services.occupy(&service);
     }
     for name in namespaces::SYSTEM {
-        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+        let namespace =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
         api.ensure(core("namespaces")?, namespace).await?;
         api.ensure_service_account(name).await?;
     }
@@ -98,7 +99,12 @@ async fn endpoints(api: &Api) -> Result<(), StatusError> {
 }
 
 /// Makes the object, or gives these fields of the existing one the values that they should have.
-async fn settle(api: &Api, resource: &Resource, object: Value, fields: &[&str]) -> Result<(), StatusError> {
+async fn settle(
+    api: &Api,
+    resource: &Resource,
+    object: Value,
+    fields: &[&str],
+) -> Result<(), StatusError> {
     api.ensure(resource, object.clone()).await?;
     let (namespace, name) = (object::namespace(&object), object::name(&object));
     api.amend(resource, namespace, name, |existing| {

@@ -78,9 +78,13 @@ async fn sweep(api: &Api, user: &User) -> Result<bool, StatusError> {
 async fn finish(api: &Api, user: &User, namespace: &Value) -> Result<bool, StatusError> {
     let name = object::name(namespace);
     let mut left = 0;
-    for resource in RESOURCES.iter().filter(|resource| resource.namespaced && resource.allows("delete")) {
+    for resource in
+        RESOURCES.iter().filter(|resource| resource.namespaced && resource.allows("delete"))
+    {
         for item in api.list_all(resource, name).await? {
-            let result = api.delete(user, resource, name, object::name(&item), &DeleteOptions::default()).await;
+            let result = api
+                .delete(user, resource, name, object::name(&item), &DeleteOptions::default())
+                .await;
             match result {
                 Err(error) if error.code == 404 => {}
                 result => left += usize::from(!result?.deleted),
@@ -93,8 +97,10 @@ async fn finish(api: &Api, user: &User, namespace: &Value) -> Result<bool, Statu
     let namespaces = core("namespaces")?;
     let finalized = api
         .amend(namespaces, "", name, |namespace| {
-            let finalizers = namespace["spec"]["finalizers"].as_array().cloned().unwrap_or_default();
-            let others: Vec<Value> = finalizers.into_iter().filter(|finalizer| finalizer != FINALIZER).collect();
+            let finalizers =
+                namespace["spec"]["finalizers"].as_array().cloned().unwrap_or_default();
+            let others: Vec<Value> =
+                finalizers.into_iter().filter(|finalizer| finalizer != FINALIZER).collect();
             object::child_mut(namespace, "spec").insert("finalizers".into(), json!(others));
             Ok(())
         })

@@ -1,5 +1,12 @@
 //! A cluster of one apiserver, in this process or as the real binary, and a client for it.
-#![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -33,7 +40,8 @@ pub struct Client(pub kube::Client);
 
 pub async fn client(kubeconfig: &Path) -> Client {
     let config = Kubeconfig::read_from(kubeconfig).unwrap();
-    let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await.unwrap();
+    let config =
+        kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await.unwrap();
     Client(kube::Client::try_from(config).unwrap())
 }
 
@@ -91,6 +99,30 @@ impl Cluster {
         client(&path).await
     }
 
+    /// `curl` a path with the CA and these further arguments: code and body.
+    pub fn curl(&self, path: &str, arguments: &[&str]) -> (u16, String) {
+        let output = Command::new("curl")
+            .args(["-s", "--path-as-is", "-w", "\n%{http_code}", "--cacert"])
+            .arg(self.pki().join("ca.crt"))
+            .args(arguments)
+            .arg(format!("https://{}{path}", self.address))
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let (body, code) = text.rsplit_once('\n').unwrap();
+        (code.parse().unwrap(), body.to_owned())
+    }
+
+    /// The same as the administrator. Unlike `kube`, `curl` does not try again on a 504.
+    pub fn admin_curl(&self, path: &str, arguments: &[&str]) -> (u16, Value) {
+        let file = |name: &str| self.pki().join(name).display().to_string();
+        let (certificate, key) =
+            (file("client-kubernetes-admin.crt"), file("client-kubernetes-admin.key"));
+        let arguments = [&["--cert", &certificate, "--key", &key], arguments].concat();
+        let (code, body) = self.curl(path, &arguments);
+        (code, serde_json::from_str(&body).unwrap_or(Value::Null))
+    }
+
     /// Ends the server and waits until it has ended.
     pub async fn stop(mut self) {
         self.stop.cancel();
@@ -111,11 +143,24 @@ impl Client {
             "PATCH" => "application/merge-patch+json",
             _ => "application/json",
         };
-        self.send(method, path, content_type, body.map(|body| body.to_string().into_bytes()).unwrap_or_default()).await
+        self.send(
+            method,
+            path,
+            content_type,
+            body.map(|body| body.to_string().into_bytes()).unwrap_or_default(),
+        )
+        .await
     }
 
-    pub async fn send(&self, method: &str, path: &str, content_type: &str, body: Vec<u8>) -> (u16, Value) {
-        let request = Request::builder().method(method).uri(path).header("content-type", content_type);
+    pub async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        content_type: &str,
+        body: Vec<u8>,
+    ) -> (u16, Value) {
+        let request =
+            Request::builder().method(method).uri(path).header("content-type", content_type);
         let response = self.0.send(request.body(Body::from(body)).unwrap()).await.unwrap();
         let code = response.status().as_u16();
         let text = response.into_body().collect().await.unwrap().to_bytes();
@@ -163,7 +208,9 @@ impl Watch {
                 let line: Vec<u8> = self.buffer.drain(..=end).collect();
                 return Some(serde_json::from_slice(&line).unwrap());
             }
-            let chunk = tokio::time::timeout(Duration::from_secs(20), self.body.next()).await.expect("no event came");
+            let chunk = tokio::time::timeout(Duration::from_secs(20), self.body.next())
+                .await
+                .expect("no event came");
             self.buffer.extend_from_slice(&chunk?.ok()?);
         }
     }

@@ -41,7 +41,8 @@ fn sandbox(attempt: u32, ready: bool) -> Sandbox {
 }
 
 fn run(name: &str, sandbox: u32, restart_count: u32, state: State) -> observed::Container {
-    let container = Container { name: name.to_owned(), image: Some("i".to_owned()), ..Container::default() };
+    let container =
+        Container { name: name.to_owned(), image: Some("i".to_owned()), ..Container::default() };
     observed::Container {
         id: format!("{name}{restart_count}"),
         name: name.to_owned(),
@@ -62,7 +63,13 @@ fn running() -> State {
 
 fn exited(exit_code: i32) -> State {
     let (started_at, finished_at) = (Some(at(0)), at(10));
-    State::Exited { started_at, finished_at, exit_code, reason: String::new(), message: String::new() }
+    State::Exited {
+        started_at,
+        finished_at,
+        exit_code,
+        reason: String::new(),
+        message: String::new(),
+    }
 }
 
 fn observed(sandboxes: Vec<Sandbox>, containers: Vec<observed::Container>) -> ObservedPod {
@@ -99,7 +106,10 @@ fn a_new_pod_gets_a_sandbox_and_then_its_containers() {
     assert_eq!(steps(&pod, &observed(vec![], vec![])), ["sandbox 0"]);
     let seen = observed(vec![sandbox(0, true)], vec![]);
     assert_eq!(steps(&pod, &seen), ["start a new", "start b new"]);
-    let seen = observed(vec![sandbox(0, true)], vec![run("a", 0, 0, running()), run("b", 0, 0, running())]);
+    let seen = observed(
+        vec![sandbox(0, true)],
+        vec![run("a", 0, 0, running()), run("b", 0, 0, running())],
+    );
     assert!(plan(&pod, &seen, &no_delays(), at(20)).is_idle());
 }
 
@@ -120,7 +130,10 @@ fn restart_policies() {
 
 #[test]
 fn one_container_that_still_runs_keeps_the_pod() {
-    let seen = observed(vec![sandbox(0, true)], vec![run("a", 0, 0, exited(0)), run("b", 0, 0, running())]);
+    let seen = observed(
+        vec![sandbox(0, true)],
+        vec![run("a", 0, 0, exited(0)), run("b", 0, 0, running())],
+    );
     assert!(steps(&pod("Never", &["a", "b"]), &seen).is_empty());
 }
 
@@ -168,9 +181,11 @@ fn sidecars_start_in_order_and_do_not_keep_a_pod_alive() {
     assert_eq!(steps(&pod, &with(vec![run("s", 0, 0, running())])), ["start i new"]);
     let both = vec![run("s", 0, 0, running()), run("i", 0, 0, exited(0))];
     assert_eq!(steps(&pod, &with(both)), ["start a new"]);
-    let dead = vec![run("s", 0, 0, exited(1)), run("i", 0, 0, exited(0)), run("a", 0, 0, running())];
+    let dead =
+        vec![run("s", 0, 0, exited(1)), run("i", 0, 0, exited(0)), run("a", 0, 0, running())];
     assert_eq!(steps(&pod, &with(dead)), ["start s 1"], "restarted whatever the pod's policy");
-    let over = vec![run("s", 0, 0, running()), run("i", 0, 0, exited(0)), run("a", 0, 0, exited(0))];
+    let over =
+        vec![run("s", 0, 0, running()), run("i", 0, 0, exited(0)), run("a", 0, 0, exited(0))];
     assert_eq!(steps(&pod, &with(over)), ["stop"]);
 }
 
@@ -239,7 +254,8 @@ fn any_observation() -> impl Strategy<Value = ObservedPod> {
             let mut sandboxes: Vec<_> =
                 sandboxes.into_iter().zip(0u32..).map(|(ready, n)| sandbox(n, ready)).collect();
             sandboxes.reverse();
-            let containers = containers.into_iter().map(|(name, s, count, state)| run(&name, s, count, state));
+            let containers =
+                containers.into_iter().map(|(name, s, count, state)| run(&name, s, count, state));
             observed(sandboxes, containers.collect())
         },
     )

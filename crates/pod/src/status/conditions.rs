@@ -42,9 +42,13 @@ pub(super) fn conditions(
     now: Timestamp,
 ) -> Vec<PodCondition> {
     let before = previous.conditions.as_deref().unwrap_or_default();
-    let api = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    let mut all: Vec<PodCondition> =
-        api.iter().filter(|condition| !OWNED.contains(&condition.type_.as_str())).cloned().collect();
+    let api =
+        pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let mut all: Vec<PodCondition> = api
+        .iter()
+        .filter(|condition| !OWNED.contains(&condition.type_.as_str()))
+        .cloned()
+        .collect();
 
     let sandbox = match usable_sandbox(pod, observed) {
         Some(_) => Say::yes(),
@@ -100,7 +104,12 @@ fn containers_ready(pod_spec: &PodSpec, statuses: &Statuses<'_>, phase: &str) ->
     not_all("ContainersNotReady", &unknown, "unready", &unready).unwrap_or_else(Say::yes)
 }
 
-fn initialized(pod_spec: &PodSpec, statuses: &Statuses<'_>, phase: &str, before: &[PodCondition]) -> Say {
+fn initialized(
+    pod_spec: &PodSpec,
+    statuses: &Statuses<'_>,
+    phase: &str,
+    before: &[PodCondition],
+) -> Say {
     let (mut unknown, mut incomplete) = (Vec::new(), Vec::new());
     let mut started = false;
     for (kind, container) in spec::containers(pod_spec) {
@@ -126,7 +135,8 @@ fn initialized(pod_spec: &PodSpec, statuses: &Statuses<'_>, phase: &str, before:
     if started || was {
         return Say::yes();
     }
-    not_all("ContainersNotInitialized", &unknown, "incomplete", &incomplete).unwrap_or_else(Say::yes)
+    not_all("ContainersNotInitialized", &unknown, "incomplete", &incomplete)
+        .unwrap_or_else(Say::yes)
 }
 
 /// The pod is ready when its containers are and every readiness gate says so.
@@ -155,7 +165,12 @@ fn gates(pod_spec: &PodSpec, conditions: &[PodCondition]) -> Say {
     }
 }
 
-fn not_all(reason: &'static str, unknown: &[&str], adjective: &str, others: &[&str]) -> Option<Say> {
+fn not_all(
+    reason: &'static str,
+    unknown: &[&str],
+    adjective: &str,
+    others: &[&str],
+) -> Option<Say> {
     let mut parts = Vec::new();
     if !unknown.is_empty() {
         parts.push(format!("containers with unknown status: [{}]", unknown.join(" ")));

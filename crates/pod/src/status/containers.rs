@@ -140,7 +140,9 @@ impl Teller<'_> {
                 ),
                 ..ContainerStateTerminated::default()
             }));
-        } else if was_running && status.last_state.as_ref().is_none_or(|last| last.terminated.is_none()) {
+        } else if was_running
+            && status.last_state.as_ref().is_none_or(|last| last.terminated.is_none())
+        {
             status.last_state = Some(terminated(ContainerStateTerminated {
                 reason: Some(LOST_REASON.to_owned()),
                 message: Some("the container was running and the runtime has lost it".to_owned()),
@@ -155,7 +157,12 @@ impl Teller<'_> {
     }
 
     /// A container that should run and does not is Waiting, with the reason if one is known.
-    fn explain_wait(&self, kind: ContainerKind, container: &Container, status: &mut ContainerStatus) {
+    fn explain_wait(
+        &self,
+        kind: ContainerKind,
+        container: &Container,
+        status: &mut ContainerStatus,
+    ) {
         let Some((reason, message)) = self.context.waiting.get(&container.name) else { return };
         let newest = self.observed.newest(&container.name);
         let will_run = match newest.map(|run| &run.state) {

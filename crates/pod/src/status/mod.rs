@@ -74,7 +74,8 @@ pub fn status(
         message = Some(verdict.message.clone());
     }
 
-    let conditions = conditions::conditions(pod, pod_spec, observed, &by_name, &phase, previous, now);
+    let conditions =
+        conditions::conditions(pod, pod_spec, observed, &by_name, &phase, previous, now);
     let host_ips = context.host_ips;
     let pod_ips = pod_ips(pod, observed, previous, host_ips);
     PodStatus {
@@ -104,7 +105,12 @@ pub fn is_final(phase: &str) -> bool {
     matches!(phase, "Succeeded" | "Failed")
 }
 
-fn pod_ips(pod: &Pod, observed: &ObservedPod, previous: &PodStatus, host_ips: &[String]) -> Vec<String> {
+fn pod_ips(
+    pod: &Pod,
+    observed: &ObservedPod,
+    previous: &PodStatus,
+    host_ips: &[String],
+) -> Vec<String> {
     if spec::host_network(pod) {
         return match observed.sandboxes.is_empty() {
             true => Vec::new(),

@@ -10,9 +10,13 @@ use crate::spec::{self, ContainerKind};
 enum Progress {
     Unknown,
     Waiting,
-    Running { started: bool },
+    Running {
+        started: bool,
+    },
     /// Ended, or waiting to run again.
-    Ended { exit_code: i32 },
+    Ended {
+        exit_code: i32,
+    },
 }
 
 fn progress(status: Option<&&ContainerStatus>) -> Progress {

@@ -52,7 +52,8 @@ fn exited(exit_code: i32) -> State {
 }
 
 fn seen(containers: Vec<Container>) -> ObservedPod {
-    let sandbox = Sandbox { id: "s".into(), ready: true, ips: vec!["10.0.0.9".into()], ..Sandbox::default() };
+    let sandbox =
+        Sandbox { id: "s".into(), ready: true, ips: vec!["10.0.0.9".into()], ..Sandbox::default() };
     ObservedPod { uid: "u".into(), sandboxes: vec![sandbox], containers, ..ObservedPod::default() }
 }
 
@@ -60,10 +61,18 @@ fn host() -> Vec<String> {
     vec!["192.0.2.1".to_owned()]
 }
 
-fn tell(pod: &Pod, observed: &ObservedPod, previous: &PodStatus, waiting: &[(&str, &str)]) -> PodStatus {
+fn tell(
+    pod: &Pod,
+    observed: &ObservedPod,
+    previous: &PodStatus,
+    waiting: &[(&str, &str)],
+) -> PodStatus {
     let host_ips = host();
     let context = Context {
-        waiting: waiting.iter().map(|(n, r)| ((*n).to_owned(), ((*r).to_owned(), "why".to_owned()))).collect(),
+        waiting: waiting
+            .iter()
+            .map(|(n, r)| ((*n).to_owned(), ((*r).to_owned(), "why".to_owned())))
+            .collect(),
         host_ips: &host_ips,
         runtime: "containerd",
         ..Context::default()
@@ -118,8 +127,12 @@ fn ends_by_restart_policy() {
         ("Never", 0, "Succeeded"),
         ("Never", 1, "Failed"),
     ] {
-        let status =
-            tell(&one_container(policy), &seen(vec![run("c", 0, exited(exit_code))]), &PodStatus::default(), &[]);
+        let status = tell(
+            &one_container(policy),
+            &seen(vec![run("c", 0, exited(exit_code))]),
+            &PodStatus::default(),
+            &[],
+        );
         assert_eq!(phase(&status), expected, "{policy} {exit_code}");
     }
 }
@@ -221,7 +234,8 @@ fn a_gate_that_nobody_opened_keeps_the_pod_unready() {
 #[test]
 fn a_verdict_overrules_until_the_end() {
     let pod = one_container("Always");
-    let verdict = Verdict { phase: "Failed".into(), reason: "Evicted".into(), message: "full".into() };
+    let verdict =
+        Verdict { phase: "Failed".into(), reason: "Evicted".into(), message: "full".into() };
     let context = Context { verdict: Some(verdict), ..Context::default() };
     let observed = seen(vec![run("c", 0, running())]);
     let status = status(&pod, &observed, &PodStatus::default(), &context, at(1));
@@ -230,7 +244,12 @@ fn a_verdict_overrules_until_the_end() {
 }
 
 fn any_state() -> impl Strategy<Value = State> {
-    prop_oneof![Just(State::Created), Just(running()), (0i32..3).prop_map(exited), Just(State::Unknown)]
+    prop_oneof![
+        Just(State::Created),
+        Just(running()),
+        (0i32..3).prop_map(exited),
+        Just(State::Unknown)
+    ]
 }
 
 proptest! {

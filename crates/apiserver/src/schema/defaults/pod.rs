@@ -45,7 +45,9 @@ pub(super) fn spec(spec: &mut Map<String, Value>) {
 
 /// `serviceAccount` is the old name of `serviceAccountName`: both are always shown, and the new one counts.
 fn service_account(spec: &mut Map<String, Value>) {
-    let name = ["serviceAccountName", "serviceAccount"].iter().find_map(|f| spec.get(*f).filter(|n| !is_zero(n)));
+    let name = ["serviceAccountName", "serviceAccount"]
+        .iter()
+        .find_map(|f| spec.get(*f).filter(|n| !is_zero(n)));
     if let Some(name) = name.cloned() {
         spec.insert("serviceAccountName".into(), name.clone());
         spec.insert("serviceAccount".into(), name);
@@ -98,7 +100,12 @@ fn container(container: &mut Map<String, Value>) {
 }
 
 fn probe(probe: &mut Map<String, Value>) {
-    for (field, value) in [("timeoutSeconds", 1), ("periodSeconds", 10), ("successThreshold", 1), ("failureThreshold", 3)] {
+    for (field, value) in [
+        ("timeoutSeconds", 1),
+        ("periodSeconds", 10),
+        ("successThreshold", 1),
+        ("failureThreshold", 3),
+    ] {
         default(probe, field, value);
     }
     http_get(probe);

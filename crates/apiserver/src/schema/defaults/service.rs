@@ -31,7 +31,9 @@ pub(super) fn service(service: &mut Map<String, Value>) {
         cluster_ips(spec);
         families(spec);
     }
-    let Some(balancer) = map_mut(service, "status").and_then(|s| map_mut(s, "loadBalancer")) else { return };
+    let Some(balancer) = map_mut(service, "status").and_then(|s| map_mut(s, "loadBalancer")) else {
+        return;
+    };
     for ingress in items_mut(balancer.get_mut("ingress")) {
         if ingress.get("ip").is_some_and(|ip| !is_zero(ip)) {
             default_absent(ingress, "ipMode", "VIP");

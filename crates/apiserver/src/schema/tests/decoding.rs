@@ -16,19 +16,25 @@ fn yaml(text: &str) -> Result<Decoded, StatusError> {
 fn json_and_yaml_say_the_same() {
     let text = r#"{"a": {"b": [1, -2, 1.5, true, null, "x"]}, "c": ""}"#;
     let wanted: Value = serde_json::from_str(text).unwrap();
-    for content_type in [None, Some(""), Some("application/json"), Some("application/json; charset=utf-8")] {
+    for content_type in
+        [None, Some(""), Some("application/json"), Some("application/json; charset=utf-8")]
+    {
         assert_eq!(decode(text.as_bytes(), content_type).unwrap().value, wanted);
     }
     assert_eq!(yaml(text).unwrap().value, wanted);
     let block = "a:\n  b: [1, -2, 1.5, true, ~, 'x']\nc: \"\"\n";
     assert_eq!(yaml(block).unwrap().value, wanted);
-    assert_eq!(yaml("mode: 0644\n1: x\ntrue: z").unwrap().value, json!({"mode": 420, "1": "x", "true": "z"}));
+    assert_eq!(
+        yaml("mode: 0644\n1: x\ntrue: z").unwrap().value,
+        json!({"mode": 420, "1": "x", "true": "z"})
+    );
     assert_eq!(yaml("a: &x {b: 1}\nc: *x").unwrap().value, json!({"a": {"b": 1}, "c": {"b": 1}}));
 }
 
 #[test]
 fn other_media_types_are_refused() {
-    for media_type in ["application/vnd.kubernetes.protobuf", "application/cbor", "text/plain", "x"] {
+    for media_type in ["application/vnd.kubernetes.protobuf", "application/cbor", "text/plain", "x"]
+    {
         let error = decode(b"{}", Some(media_type)).expect_err(media_type);
         assert_eq!((error.code, error.reason), (415, "UnsupportedMediaType"));
     }
@@ -58,7 +64,11 @@ fn bad_text_is_named() {
 #[test]
 fn duplicates_are_named_and_the_last_counts() {
     let text = r#"{"a": 1, "s": {"l": [{"x": 1, "x": 2, "x": 3}]}, "a": 2}"#;
-    for decoded in [decode(text.as_bytes(), None), yaml(text), yaml("a: 1\ns:\n  l:\n  - x: 1\n    x: 2\n    x: 3\na: 2")] {
+    for decoded in [
+        decode(text.as_bytes(), None),
+        yaml(text),
+        yaml("a: 1\ns:\n  l:\n  - x: 1\n    x: 2\n    x: 3\na: 2"),
+    ] {
         let decoded = decoded.unwrap();
         assert_eq!(decoded.value, json!({"a": 2, "s": {"l": [{"x": 3}]}}));
         assert_eq!(decoded.duplicates, ["s.l[0].x", "a"]);
@@ -115,6 +125,22 @@ fn too_many_values_are_refused() {
         assert_eq!((error.code, error.reason), (413, "RequestEntityTooLarge"), "{error}");
         assert_eq!(yaml(&body).unwrap_err().code / 100, 4);
     }
+}
+
+#[test]
+fn complaints_stay_small() {
+    let key = "k".repeat(500_000);
+    let fields: String = (0..200).map(|i| format!(r#""{i}":1,"{i}":2,"#)).collect();
+    let body = format!(r#"{{"{key}": {{{fields}"z":0}}}}"#);
+    let decoded = decode(body.as_bytes(), None).unwrap();
+    assert_eq!(decoded.duplicates.iter().map(String::len).max(), Some(1027));
+    let labels: Value = (0..20_000).map(|i| (format!("-{i}"), json!("x".repeat(40)))).collect();
+    let owner = json!({"controller": true, "name": "n".repeat(1000)});
+    let owners = Value::Array(vec![owner; 1000]);
+    let started = Instant::now();
+    let object = json!({"metadata": {"name": "c", "labels": labels, "ownerReferences": owners}});
+    let error = validate_create(resource("configmaps"), &object).unwrap_err();
+    assert!(error.message.len() < 200_000 && started.elapsed() < Duration::from_secs(10));
 }
 
 #[test]
@@ -195,7 +221,10 @@ fn wrong_types() {
 #[test]
 fn kinds_must_fit() {
     let table = [
-        (json!({"kind": "Service", "apiVersion": "v1"}), r#"Service in version "v1" cannot be handled as a Pod: "#),
+        (
+            json!({"kind": "Service", "apiVersion": "v1"}),
+            r#"Service in version "v1" cannot be handled as a Pod: "#,
+        ),
         (
             json!({"apiVersion": "v2"}),
             "the API version in the data (v2) does not match the expected API version (v1)",
@@ -206,7 +235,9 @@ fn kinds_must_fit() {
         let error = conform(POD, decoded(object), FieldValidation::Warn).expect_err(message);
         assert!(error.code == 400 && error.message.starts_with(message), "{error}");
     }
-    let options = decoded(json!({"kind": "DeleteOptions", "apiVersion": "meta.k8s.io/v1", "gracePeriodSeconds": 0}));
+    let options = decoded(
+        json!({"kind": "DeleteOptions", "apiVersion": "meta.k8s.io/v1", "gracePeriodSeconds": 0}),
+    );
     let (options, _) = conform(Gvk::DELETE_OPTIONS, options, FieldValidation::Strict).unwrap();
     assert_eq!(options["gracePeriodSeconds"], 0);
 }
@@ -239,7 +270,10 @@ fn values_take_their_stored_spelling() {
     assert_eq!(value["metadata"], json!({}));
     let secret = Gvk { group: "", version: "v1", kind: "Secret" };
     let body = |data: &str| decoded(json!({"data": {"a": data}}));
-    assert_eq!(conform(secret, body("aGk=\n"), FieldValidation::Warn).unwrap().0["data"]["a"], "aGk=");
+    assert_eq!(
+        conform(secret, body("aGk=\n"), FieldValidation::Warn).unwrap().0["data"]["a"],
+        "aGk="
+    );
     assert_eq!(conform(secret, body("a"), FieldValidation::Warn).unwrap_err().code, 400);
 }
 

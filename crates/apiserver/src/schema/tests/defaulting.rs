@@ -33,7 +33,11 @@ fn pull_policy_follows_the_tag() {
     ];
     for (image, wanted) in table {
         let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": image}]}});
-        assert_eq!(made("pods", pod)["spec"]["containers"][0]["imagePullPolicy"], wanted, "{image}");
+        assert_eq!(
+            made("pods", pod)["spec"]["containers"][0]["imagePullPolicy"],
+            wanted,
+            "{image}"
+        );
     }
 }
 
@@ -65,7 +69,10 @@ fn a_rich_pod() {
     );
     let spec = &pod["spec"];
     let container = &spec["containers"][0];
-    assert_eq!(container["ports"], json!([{"containerPort": 80, "hostPort": 80, "protocol": "TCP"}]));
+    assert_eq!(
+        container["ports"],
+        json!([{"containerPort": 80, "hostPort": 80, "protocol": "TCP"}])
+    );
     assert_eq!(container["env"][0]["valueFrom"]["fieldRef"]["apiVersion"], "v1");
     assert_eq!(
         container["livenessProbe"],
@@ -73,12 +80,18 @@ fn a_rich_pod() {
                "successThreshold": 1, "failureThreshold": 3})
     );
     assert_eq!(container["readinessProbe"]["periodSeconds"], 3);
-    assert_eq!(container["lifecycle"]["preStop"]["httpGet"], json!({"port": "http", "path": "/", "scheme": "HTTP"}));
+    assert_eq!(
+        container["lifecycle"]["preStop"]["httpGet"],
+        json!({"port": "http", "path": "/", "scheme": "HTTP"})
+    );
     assert_eq!(
         container["resources"],
         json!({"limits": {"cpu": "1", "memory": "1m"}, "requests": {"cpu": "100m", "memory": "1m"}})
     );
-    assert_eq!((&spec["serviceAccount"], &spec["serviceAccountName"]), (&json!("old"), &json!("old")));
+    assert_eq!(
+        (&spec["serviceAccount"], &spec["serviceAccountName"]),
+        (&json!("old"), &json!("old"))
+    );
     assert_eq!(
         spec["volumes"],
         json!([
@@ -95,7 +108,9 @@ fn a_rich_pod() {
 
 #[test]
 fn services() {
-    let service = |spec: Value| made("services", json!({"metadata": {"name": "s"}, "spec": spec}))["spec"].clone();
+    let service = |spec: Value| {
+        made("services", json!({"metadata": {"name": "s"}, "spec": spec}))["spec"].clone()
+    };
     assert_eq!(
         service(json!({"ports": [{"port": 80}], "selector": {"a": "b"}})),
         json!({
@@ -107,27 +122,42 @@ fn services() {
     let headless = service(json!({"clusterIP": "None"}));
     assert_eq!(headless["clusterIPs"], json!(["None"]));
     assert_eq!(headless["ipFamilyPolicy"], "RequireDualStack");
-    let sticky = service(json!({"type": "NodePort", "sessionAffinity": "ClientIP", "ports": [{"port": 1, "targetPort": "x"}]}));
+    let sticky = service(
+        json!({"type": "NodePort", "sessionAffinity": "ClientIP", "ports": [{"port": 1, "targetPort": "x"}]}),
+    );
     assert_eq!(sticky["sessionAffinityConfig"], json!({"clientIP": {"timeoutSeconds": 10800}}));
-    assert_eq!((&sticky["externalTrafficPolicy"], &sticky["ports"][0]["targetPort"]), (&json!("Cluster"), &json!("x")));
+    assert_eq!(
+        (&sticky["externalTrafficPolicy"], &sticky["ports"][0]["targetPort"]),
+        (&json!("Cluster"), &json!("x"))
+    );
     let name = service(json!({"type": "ExternalName", "externalName": "x.y"}));
-    assert_eq!(name, json!({"type": "ExternalName", "externalName": "x.y", "sessionAffinity": "None"}));
+    assert_eq!(
+        name,
+        json!({"type": "ExternalName", "externalName": "x.y", "sessionAffinity": "None"})
+    );
     let balanced = service(json!({"type": "LoadBalancer", "ports": [{"port": 1}]}));
     assert_eq!(balanced["allocateLoadBalancerNodePorts"], true);
 }
 
 #[test]
 fn other_kinds() {
-    let secret = made("secrets", json!({"metadata": {"name": "s"}, "data": {"a": "eA=="}, "stringData": {"b": "hi"}}));
+    let secret = made(
+        "secrets",
+        json!({"metadata": {"name": "s"}, "data": {"a": "eA=="}, "stringData": {"b": "hi"}}),
+    );
     assert_eq!(secret["data"], json!({"a": "eA==", "b": "aGk="}));
     assert_eq!((&secret["type"], secret.get("stringData")), (&json!("Opaque"), None));
     let namespace = made("namespaces", json!({"metadata": {"name": "n"}}));
     assert_eq!(namespace["metadata"]["labels"], json!({"kubernetes.io/metadata.name": "n"}));
     assert_eq!(namespace["spec"], json!({"finalizers": ["kubernetes"]}));
     assert_eq!(namespace["status"], json!({"phase": "Active"}));
-    let node = made("nodes", json!({"metadata": {"name": "n"}, "status": {"capacity": {"cpu": "2"}}}));
+    let node =
+        made("nodes", json!({"metadata": {"name": "n"}, "status": {"capacity": {"cpu": "2"}}}));
     assert_eq!(node["status"]["allocatable"], json!({"cpu": "2"}));
-    let slice = made("endpointslices", json!({"metadata": {"name": "e"}, "addressType": "IPv4", "endpoints": [], "ports": [{"port": 1}]}));
+    let slice = made(
+        "endpointslices",
+        json!({"metadata": {"name": "e"}, "addressType": "IPv4", "endpoints": [], "ports": [{"port": 1}]}),
+    );
     assert_eq!(slice["ports"], json!([{"name": "", "port": 1, "protocol": "TCP"}]));
     let controller = made(
         "replicationcontrollers",

@@ -2,6 +2,7 @@
 
 mod decoding;
 mod defaulting;
+mod pod_rules;
 mod preparing;
 mod rules;
 
@@ -23,8 +24,8 @@ fn decoded(value: Value) -> Decoded {
 /// As the registry does with a body: conformed, defaulted, prepared.
 fn made(plural: &str, object: Value) -> Value {
     let resource = resource(plural);
-    let (mut object, warnings) =
-        conform(resource.gvk(), decoded(object), FieldValidation::Strict).unwrap_or_else(|e| panic!("{e}"));
+    let (mut object, warnings) = conform(resource.gvk(), decoded(object), FieldValidation::Strict)
+        .unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(warnings, [""; 0]);
     if resource.namespaced {
         object["metadata"]["namespace"] = "default".into();
@@ -43,7 +44,11 @@ fn stored(plural: &str, object: Value) -> Value {
 }
 
 /// A change of a stored object, up to validation.
-fn updated(plural: &str, old: &Value, change: impl FnOnce(&mut Value)) -> (Value, Result<(), StatusError>) {
+fn updated(
+    plural: &str,
+    old: &Value,
+    change: impl FnOnce(&mut Value),
+) -> (Value, Result<(), StatusError>) {
     let resource = resource(plural);
     let mut new = old.clone();
     change(&mut new);

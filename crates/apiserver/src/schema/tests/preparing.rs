@@ -13,7 +13,10 @@ fn a_create_sets_what_the_server_owns() {
     assert_eq!(pod["metadata"], json!({"name": "p", "namespace": "default", "generation": 1}));
     assert_eq!(pod["status"]["phase"], "Pending");
     assert_eq!(pod["status"]["conditions"][0]["reason"], "SchedulingGated");
-    let node = made("nodes", json!({"metadata": {"name": "n"}, "status": {"nodeInfo": {"kubeletVersion": "v"}}}));
+    let node = made(
+        "nodes",
+        json!({"metadata": {"name": "n"}, "status": {"nodeInfo": {"kubeletVersion": "v"}}}),
+    );
     assert_eq!(node["status"]["nodeInfo"]["kubeletVersion"], "v");
     assert_eq!(node["metadata"].get("generation"), None);
 }
@@ -25,7 +28,13 @@ fn an_update_leaves_status_and_owned_metadata_alone() {
     let (new, result) = updated("pods", &old, |pod| {
         pod["status"]["phase"] = "Failed".into();
         pod["metadata"]["labels"] = json!({"a": "b"});
-        for field in ["uid", "creationTimestamp", "generation", "resourceVersion", "deletionGracePeriodSeconds"] {
+        for field in [
+            "uid",
+            "creationTimestamp",
+            "generation",
+            "resourceVersion",
+            "deletionGracePeriodSeconds",
+        ] {
             pod["metadata"].as_object_mut().unwrap().remove(field);
         }
     });
@@ -45,7 +54,10 @@ fn generation_counts_changes_of_the_spec() {
     let (new, result) = updated("pods", &old, zero);
     result.unwrap();
     assert_eq!(new["metadata"]["generation"], 1, "a Go client cannot say false");
-    let slice = stored("endpointslices", json!({"metadata": {"name": "e"}, "addressType": "IPv4", "endpoints": []}));
+    let slice = stored(
+        "endpointslices",
+        json!({"metadata": {"name": "e"}, "addressType": "IPv4", "endpoints": []}),
+    );
     let label = |slice: &mut Value| slice["metadata"]["labels"] = json!({"a": "b"});
     assert_eq!(updated("endpointslices", &slice, label).0["metadata"]["generation"], 2);
     let node = stored("nodes", json!({"metadata": {"name": "n"}}));
@@ -56,7 +68,8 @@ fn generation_counts_changes_of_the_spec() {
 #[test]
 fn a_status_update_changes_nothing_else() {
     let mut old = stored("pods", pod());
-    old["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "X", "name": "x", "uid": "y"}]);
+    old["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "v1", "kind": "X", "name": "x", "uid": "y"}]);
     old["status"]["observedGeneration"] = 4.into();
     let mut new = old.clone();
     new["spec"]["containers"][0]["image"] = "other".into();
@@ -66,14 +79,18 @@ fn a_status_update_changes_nothing_else() {
     prepare_status_update(resource("pods"), &mut new, &old);
     let mut wanted = old.clone();
     wanted["metadata"]["annotations"] = json!({"a": "b"});
-    wanted["status"] = json!({"phase": "Running", "qosClass": "BestEffort", "observedGeneration": 4});
+    wanted["status"] =
+        json!({"phase": "Running", "qosClass": "BestEffort", "observedGeneration": 4});
     assert_eq!(new, wanted);
     validate_status_update(resource("pods"), &new, &old).unwrap();
 }
 
 #[test]
 fn a_service_keeps_what_it_was_given() {
-    let mut old = stored("services", json!({"metadata": {"name": "s"}, "spec": {"type": "NodePort", "ports": [{"port": 80}]}}));
+    let mut old = stored(
+        "services",
+        json!({"metadata": {"name": "s"}, "spec": {"type": "NodePort", "ports": [{"port": 80}]}}),
+    );
     old["spec"]["clusterIP"] = "10.0.0.9".into();
     old["spec"]["clusterIPs"] = json!(["10.0.0.9"]);
     old["spec"]["ports"][0]["nodePort"] = 30_000.into();
@@ -89,7 +106,12 @@ fn a_service_keeps_what_it_was_given() {
         service["spec"]["clusterIP"] = "10.0.0.8".into();
         service["spec"]["clusterIPs"] = json!(["10.0.0.8"]);
     });
-    assert!(result.unwrap_err().message.ends_with("spec.clusterIPs[0]: Invalid value: \"10.0.0.8\": may not change once set"));
+    assert!(
+        result
+            .unwrap_err()
+            .message
+            .ends_with("spec.clusterIPs[0]: Invalid value: \"10.0.0.8\": may not change once set")
+    );
 }
 
 #[test]

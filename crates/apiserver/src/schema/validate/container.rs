@@ -29,7 +29,13 @@ pub(super) struct Context<'a> {
 
 const PROBES: [&str; 3] = ["livenessProbe", "readinessProbe", "startupProbe"];
 
-pub(super) fn container(path: &Path<'_>, container: &Value, kind: Kind, context: &Context<'_>, causes: &mut Causes) {
+pub(super) fn container(
+    path: &Path<'_>,
+    container: &Value,
+    kind: Kind,
+    context: &Context<'_>,
+    causes: &mut Causes,
+) {
     match text(&container["name"]) {
         "" => causes.required(&path.child("name"), ""),
         name => causes.each(&path.child("name"), name, names::dns_label(name)),
@@ -57,7 +63,9 @@ pub(super) fn container(path: &Path<'_>, container: &Value, kind: Kind, context:
     security_context(&path.child("securityContext"), &container["securityContext"], causes);
     match kind {
         Kind::Regular => running(path, container, context, causes),
-        Kind::Init if container["restartPolicy"] == "Always" => running(path, container, context, causes),
+        Kind::Init if container["restartPolicy"] == "Always" => {
+            running(path, container, context, causes)
+        }
         Kind::Init => {
             for field in ["lifecycle"].iter().chain(&PROBES) {
                 if !container[*field].is_null() {
@@ -72,7 +80,8 @@ pub(super) fn container(path: &Path<'_>, container: &Value, kind: Kind, context:
         Kind::Ephemeral => {
             for field in ["lifecycle", "ports", "resources"].iter().chain(&PROBES) {
                 if !is_zero(&container[*field]) {
-                    causes.forbidden(&path.child(field), "cannot be set for an Ephemeral Container");
+                    causes
+                        .forbidden(&path.child(field), "cannot be set for an Ephemeral Container");
                 }
             }
         }
@@ -151,7 +160,11 @@ pub(super) fn host_ports(path: &Path<'_>, containers: &[Value], causes: &mut Cau
             let Some(number) = port["hostPort"].as_i64().filter(|n| *n != 0) else { continue };
             let key = format!("{}/{}/{number}", text(&port["protocol"]), text(&port["hostIP"]));
             if seen.contains(&key) {
-                causes.duplicate(&path.index(i).child("ports").index(j).child("hostPort"), &key, "");
+                causes.duplicate(
+                    &path.index(i).child("ports").index(j).child("hostPort"),
+                    &key,
+                    "",
+                );
             }
             seen.insert(key);
         }
@@ -159,7 +172,8 @@ pub(super) fn host_ports(path: &Path<'_>, containers: &[Value], causes: &mut Cau
 }
 
 fn env(path: &Path<'_>, env: &Value, causes: &mut Causes) {
-    const SOURCES: [&str; 5] = ["fieldRef", "resourceFieldRef", "configMapKeyRef", "secretKeyRef", "fileKeyRef"];
+    const SOURCES: [&str; 5] =
+        ["fieldRef", "resourceFieldRef", "configMapKeyRef", "secretKeyRef", "fileKeyRef"];
     const FIELDS: [&str; 9] = [
         "metadata.name",
         "metadata.namespace",
@@ -188,7 +202,12 @@ fn env(path: &Path<'_>, env: &Value, causes: &mut Causes) {
             }
         }
         volume::field_ref(&from_path.child("fieldRef"), &from["fieldRef"], &FIELDS, causes);
-        volume::resource_ref(&from_path.child("resourceFieldRef"), &from["resourceFieldRef"], false, causes);
+        volume::resource_ref(
+            &from_path.child("resourceFieldRef"),
+            &from["resourceFieldRef"],
+            false,
+            causes,
+        );
         match SOURCES.iter().filter(|s| !from[**s].is_null()).count() {
             0 => causes.invalid(
                 &from_path,
@@ -218,7 +237,8 @@ fn env_from(path: &Path<'_>, sources: &Value, causes: &mut Causes) {
         let path = path.index(i);
         let prefix = text(&source["prefix"]);
         causes.each(&path.child("prefix"), prefix, names::env_name(prefix));
-        let given: Vec<&str> = ["configMapRef", "secretRef"].into_iter().filter(|r| !source[*r].is_null()).collect();
+        let given: Vec<&str> =
+            ["configMapRef", "secretRef"].into_iter().filter(|r| !source[*r].is_null()).collect();
         for reference in &given {
             let name = text(&source[*reference]["name"]);
             if name.is_empty() {
@@ -250,10 +270,18 @@ pub(super) fn resources(path: &Path<'_>, resources: &Value, causes: &mut Causes)
         let may_overcommit = is_native(name) && !name.starts_with("hugepages-");
         match (parse(request), parse(&limits[name])) {
             (Some(r), Some(l)) if r.amount() != l.amount() && !may_overcommit => {
-                causes.invalid(&requests_path, request, format!("must be equal to {name} limit of {l}"));
+                causes.invalid(
+                    &requests_path,
+                    request,
+                    format!("must be equal to {name} limit of {l}"),
+                );
             }
             (Some(r), Some(l)) if r.amount() > l.amount() => {
-                causes.invalid(&requests_path, request, format!("must be less than or equal to {name} limit of {l}"));
+                causes.invalid(
+                    &requests_path,
+                    request,
+                    format!("must be less than or equal to {name} limit of {l}"),
+                );
             }
             (Some(_), None) if !may_overcommit => {
                 causes.required(&limits_path, "Limit must be set for non overcommitable resources");
@@ -311,7 +339,11 @@ fn security_context(path: &Path<'_>, context: &Value, causes: &mut Causes) {
     }
     if context["allowPrivilegeEscalation"] == false {
         if context["privileged"] == true {
-            causes.invalid(path, context, "cannot set `allowPrivilegeEscalation` to false and `privileged` to true");
+            causes.invalid(
+                path,
+                context,
+                "cannot set `allowPrivilegeEscalation` to false and `privileged` to true",
+            );
         }
         if items(&context["capabilities"]["add"]).iter().any(|c| c == "CAP_SYS_ADMIN") {
             causes.invalid(
@@ -327,14 +359,23 @@ pub(super) fn seccomp(path: &Path<'_>, profile: &Value, causes: &mut Causes) {
     if profile.is_null() {
         return;
     }
-    one_of(&path.child("type"), &profile["type"], &["Localhost", "RuntimeDefault", "Unconfined"], causes);
+    one_of(
+        &path.child("type"),
+        &profile["type"],
+        &["Localhost", "RuntimeDefault", "Unconfined"],
+        causes,
+    );
     let file = path.child("localhostProfile");
     match (text(&profile["type"]) == "Localhost", &profile["localhostProfile"]) {
         // an empty path would run the container unconfined
-        (true, given) if is_zero(given) => causes.required(&file, "must be set when seccomp type is Localhost"),
+        (true, given) if is_zero(given) => {
+            causes.required(&file, "must be set when seccomp type is Localhost")
+        }
         (true, given) => volume::descending(&file, text(given), causes),
         (false, Value::Null) => {}
-        (false, _) => causes.invalid(&file, profile, "can only be set when seccomp type is Localhost"),
+        (false, _) => {
+            causes.invalid(&file, profile, "can only be set when seccomp type is Localhost")
+        }
     }
 }
 

@@ -16,15 +16,30 @@ pub(super) fn probe(path: &Path<'_>, probe: &Value, causes: &mut Causes) {
     counts(
         path,
         probe,
-        &["initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold"],
+        &[
+            "initialDelaySeconds",
+            "timeoutSeconds",
+            "periodSeconds",
+            "successThreshold",
+            "failureThreshold",
+        ],
         causes,
     );
     if let Some(seconds) = probe["terminationGracePeriodSeconds"].as_i64().filter(|s| *s <= 0) {
-        causes.invalid(&path.child("terminationGracePeriodSeconds"), &seconds, "must be greater than 0");
+        causes.invalid(
+            &path.child("terminationGracePeriodSeconds"),
+            &seconds,
+            "must be greater than 0",
+        );
     }
 }
 
-pub(super) fn lifecycle(path: &Path<'_>, lifecycle: &Value, grace: Option<i64>, causes: &mut Causes) {
+pub(super) fn lifecycle(
+    path: &Path<'_>,
+    lifecycle: &Value,
+    grace: Option<i64>,
+    causes: &mut Causes,
+) {
     for hook in ["postStart", "preStop"] {
         if !lifecycle[hook].is_null() {
             handler(&path.child(hook), &lifecycle[hook], grace, causes);
@@ -34,7 +49,9 @@ pub(super) fn lifecycle(path: &Path<'_>, lifecycle: &Value, grace: Option<i64>, 
 
 /// Exactly one way to ask the container.
 fn handler(path: &Path<'_>, handler: &Value, grace: Option<i64>, causes: &mut Causes) {
-    let given = ["exec", "httpGet", "tcpSocket", "grpc", "sleep"].into_iter().filter(|h| !handler[*h].is_null());
+    let given = ["exec", "httpGet", "tcpSocket", "grpc", "sleep"]
+        .into_iter()
+        .filter(|h| !handler[*h].is_null());
     let mut any = false;
     for name in given {
         let path = path.child(name);
@@ -52,7 +69,9 @@ fn handler(path: &Path<'_>, handler: &Value, grace: Option<i64>, causes: &mut Ca
             }
             "httpGet" => http_get(&path, handler, causes),
             "tcpSocket" => port(&path.child("port"), &handler["port"], causes),
-            "grpc" => port_number(&path.child("port"), handler["port"].as_i64().unwrap_or(0), causes),
+            "grpc" => {
+                port_number(&path.child("port"), handler["port"].as_i64().unwrap_or(0), causes)
+            }
             _ => sleep(&path, handler, grace, causes),
         }
     }

@@ -53,7 +53,8 @@ pub(super) fn update(object: &Value, old: &Value, causes: &mut Causes) {
     let (new, old) = (&object["metadata"], &old["metadata"]);
     if old["deletionTimestamp"].is_string() {
         let had: BTreeSet<&str> = items(&old["finalizers"]).iter().map(text).collect();
-        let added: BTreeSet<&str> = items(&new["finalizers"]).iter().map(text).filter(|f| !had.contains(f)).collect();
+        let added: BTreeSet<&str> =
+            items(&new["finalizers"]).iter().map(text).filter(|f| !had.contains(f)).collect();
         if !added.is_empty() {
             let quoted: Vec<String> = added.iter().map(|f| format!("{f:?}")).collect();
             causes.forbidden(
@@ -68,7 +69,14 @@ pub(super) fn update(object: &Value, old: &Value, causes: &mut Causes) {
     if text(&new["resourceVersion"]).is_empty() {
         causes.invalid(&path.child("resourceVersion"), "", "must be specified for an update");
     }
-    for field in ["name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"] {
+    for field in [
+        "name",
+        "namespace",
+        "uid",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+    ] {
         immutable(&path.child(field), &new[field], &old[field], causes);
     }
 }
@@ -129,6 +137,10 @@ fn finalizers(path: &Path<'_>, finalizers: &Value, causes: &mut Causes) {
         causes.each(path, finalizer, names::qualified(finalizer));
     }
     if all.contains(&"orphan") && all.contains(&"foregroundDeletion") {
-        causes.invalid(path, finalizers, "finalizer orphan and foregroundDeletion cannot be both set");
+        causes.invalid(
+            path,
+            finalizers,
+            "finalizer orphan and foregroundDeletion cannot be both set",
+        );
     }
 }

@@ -21,7 +21,9 @@ use crate::status::StatusError;
 /// Checks a new object: 422 with one cause per broken rule.
 pub fn validate_create(resource: &Resource, object: &Value) -> Result<(), StatusError> {
     if !text(&object["metadata"]["resourceVersion"]).is_empty() {
-        return Err(StatusError::bad_request("resourceVersion should not be set on objects to be created"));
+        return Err(StatusError::bad_request(
+            "resourceVersion should not be set on objects to be created",
+        ));
     }
     let mut causes = Causes::default();
     check(resource, object, None, &mut causes);
@@ -30,7 +32,11 @@ pub fn validate_create(resource: &Resource, object: &Value) -> Result<(), Status
 
 /// Checks a changed object, and that nothing immutable changed: 422, or 409 when the object given
 /// is another one of the same name.
-pub fn validate_update(resource: &Resource, object: &Value, old: &Value) -> Result<(), StatusError> {
+pub fn validate_update(
+    resource: &Resource,
+    object: &Value,
+    old: &Value,
+) -> Result<(), StatusError> {
     same_uid(resource, object, old)?;
     let mut causes = Causes::default();
     meta::update(object, old, &mut causes);
@@ -39,7 +45,11 @@ pub fn validate_update(resource: &Resource, object: &Value, old: &Value) -> Resu
 }
 
 /// Checks an object whose status changed.
-pub fn validate_status_update(resource: &Resource, object: &Value, old: &Value) -> Result<(), StatusError> {
+pub fn validate_status_update(
+    resource: &Resource,
+    object: &Value,
+    old: &Value,
+) -> Result<(), StatusError> {
     same_uid(resource, object, old)?;
     let mut causes = Causes::default();
     meta::update(object, old, &mut causes);
@@ -82,7 +92,8 @@ fn same_uid(resource: &Resource, object: &Value, old: &Value) -> Result<(), Stat
     if given == stored {
         return Ok(());
     }
-    let why = format!("Precondition failed: UID in precondition: {given}, UID in object meta: {stored}");
+    let why =
+        format!("Precondition failed: UID in precondition: {given}, UID in object meta: {stored}");
     Err(StatusError::conflict(resource, text(&object["metadata"]["name"]), &why))
 }
 

@@ -19,13 +19,22 @@ pub(super) fn service(service: &Value, old: Option<&Value>, causes: &mut Causes)
     let spec = &service["spec"];
     let kind = text(&spec["type"]);
     let headless = text(&spec["clusterIP"]) == "None";
-    one_of(&path.child("type"), &spec["type"], &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"], causes);
+    one_of(
+        &path.child("type"),
+        &spec["type"],
+        &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"],
+        causes,
+    );
     if items(&spec["ports"]).is_empty() && !headless && kind != "ExternalName" {
         causes.required(&path.child("ports"), "");
     }
     if matches!(kind, "LoadBalancer" | "NodePort") && headless {
         let list = path.child("clusterIPs");
-        causes.invalid(&list.index(0), "None", format!("may not be set to 'None' for {kind} services"));
+        causes.invalid(
+            &list.index(0),
+            "None",
+            format!("may not be set to 'None' for {kind} services"),
+        );
     }
     if kind == "ExternalName" {
         external_name(&path, spec, causes);
@@ -38,22 +47,31 @@ pub(super) fn service(service: &Value, old: Option<&Value>, causes: &mut Causes)
     for (i, ip) in items(&spec["externalIPs"]).iter().enumerate() {
         endpoint_ip(&path.child("externalIPs").index(i), ip, causes);
     }
-    for (field, of) in [("externalTrafficPolicy", ["NodePort", "LoadBalancer"])] {
-        let given = &spec[field];
-        if is_zero(given) {
-            continue;
-        }
-        if of.contains(&kind) || !items(&spec["externalIPs"]).is_empty() {
-            one_of(&path.child(field), given, &["Cluster", "Local"], causes);
-        } else {
-            causes.invalid(&path.child(field), given, "may only be set for externally-accessible services");
-        }
-    }
+    external_policy(&path.child("externalTrafficPolicy"), spec, causes);
     if !is_zero(&spec["internalTrafficPolicy"]) {
-        one_of(&path.child("internalTrafficPolicy"), &spec["internalTrafficPolicy"], &["Cluster", "Local"], causes);
+        one_of(
+            &path.child("internalTrafficPolicy"),
+            &spec["internalTrafficPolicy"],
+            &["Cluster", "Local"],
+            causes,
+        );
     }
     if let Some(old) = old {
         kept_addresses(&path, spec, &old["spec"], causes);
+    }
+}
+
+fn external_policy(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
+    let policy = &spec["externalTrafficPolicy"];
+    if is_zero(policy) {
+        return;
+    }
+    let reachable = matches!(text(&spec["type"]), "NodePort" | "LoadBalancer")
+        || !items(&spec["externalIPs"]).is_empty();
+    if reachable {
+        one_of(path, policy, &["Cluster", "Local"], causes);
+    } else {
+        causes.invalid(path, policy, "may only be set for externally-accessible services");
     }
 }
 
@@ -74,7 +92,9 @@ fn cluster_ips(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
     let list_path = path.child("clusterIPs");
     let (one, list) = (text(&spec["clusterIP"]), items(&spec["clusterIPs"]));
     match (one, list.first()) {
-        ("", Some(_)) => causes.invalid(&list_path, list, "must be empty when `clusterIP` is not specified"),
+        ("", Some(_)) => {
+            causes.invalid(&list_path, list, "must be empty when `clusterIP` is not specified")
+        }
         ("", None) => {}
         (_, None) => causes.required(&list_path, ""),
         (one, Some(first)) if text(first) != one => {
@@ -98,7 +118,10 @@ fn cluster_ips(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
 
 /// The first address stays as long as the service has addresses at all.
 fn kept_addresses(path: &Path<'_>, new: &Value, old: &Value, causes: &mut Causes) {
-    if text(&new["type"]) == "ExternalName" || text(&old["type"]) == "ExternalName" || is_zero(&old["clusterIP"]) {
+    if text(&new["type"]) == "ExternalName"
+        || text(&old["type"]) == "ExternalName"
+        || is_zero(&old["clusterIP"])
+    {
         return;
     }
     if !same(&new["clusterIP"], &old["clusterIP"]) {
@@ -110,7 +133,8 @@ fn kept_addresses(path: &Path<'_>, new: &Value, old: &Value, causes: &mut Causes
 fn service_ports(path: &Path<'_>, spec: &Value, kind: &str, causes: &mut Causes) {
     let list = path.child("ports");
     let ports = items(&spec["ports"]);
-    let (mut seen_names, mut seen_ports, mut seen_nodes) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let (mut seen_names, mut seen_ports, mut seen_nodes) =
+        (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for (i, port) in ports.iter().enumerate() {
         let path = list.index(i);
         let name = text(&port["name"]);
@@ -148,7 +172,8 @@ fn service_ports(path: &Path<'_>, spec: &Value, kind: &str, causes: &mut Causes)
 fn affinity(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
     one_of(&path.child("sessionAffinity"), &spec["sessionAffinity"], &["ClientIP", "None"], causes);
     if spec["sessionAffinity"] == "ClientIP" {
-        let seconds = spec["sessionAffinityConfig"]["clientIP"]["timeoutSeconds"].as_i64().unwrap_or(0);
+        let seconds =
+            spec["sessionAffinityConfig"]["clientIP"]["timeoutSeconds"].as_i64().unwrap_or(0);
         if !(1..=AFFINITY_LIMIT).contains(&seconds) {
             causes.invalid(
                 &path.child("sessionAffinityConfig").child("clientIP").child("timeoutSeconds"),
@@ -177,10 +202,18 @@ fn endpoint_ip(path: &Path<'_>, value: &Value, causes: &mut Causes) -> Option<Ip
         causes.invalid(path, value, "may not be in the loopback range (127.0.0.0/8, ::1/128)");
     }
     if link {
-        causes.invalid(path, value, "may not be in the link-local range (169.254.0.0/16, fe80::/10)");
+        causes.invalid(
+            path,
+            value,
+            "may not be in the link-local range (169.254.0.0/16, fe80::/10)",
+        );
     }
     if multicast {
-        causes.invalid(path, value, "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)");
+        causes.invalid(
+            path,
+            value,
+            "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)",
+        );
     }
     Some(address)
 }
@@ -189,7 +222,8 @@ pub(super) fn endpoints(endpoints: &Value, causes: &mut Causes) {
     let root = Path::root("subsets");
     for (i, subset) in items(&endpoints["subsets"]).iter().enumerate() {
         let path = root.index(i);
-        if items(&subset["addresses"]).is_empty() && items(&subset["notReadyAddresses"]).is_empty() {
+        if items(&subset["addresses"]).is_empty() && items(&subset["notReadyAddresses"]).is_empty()
+        {
             causes.required(&path, "must specify `addresses` or `notReadyAddresses`");
         }
         for list in ["addresses", "notReadyAddresses"] {
@@ -256,7 +290,8 @@ pub(super) fn endpoint_slice(slice: &Value, old: Option<&Value>, causes: &mut Ca
 fn slice_address(path: &Path<'_>, kind: &str, address: &Value, causes: &mut Causes) {
     match kind {
         "IPv4" | "IPv6" => {
-            let wrong = endpoint_ip(path, address, causes).is_some_and(|ip| ip.is_ipv4() != (kind == "IPv4"));
+            let wrong = endpoint_ip(path, address, causes)
+                .is_some_and(|ip| ip.is_ipv4() != (kind == "IPv4"));
             if wrong {
                 causes.invalid(path, address, format!("must be an {kind} address"));
             }

@@ -66,7 +66,8 @@ pub(super) fn secret(secret: &Value, old: Option<&Value>, causes: &mut Causes) {
         _ => {}
     }
     for key in [".dockercfg", ".dockerconfigjson"] {
-        let wanted = text(&secret["type"]).strip_prefix("kubernetes.io/").is_some_and(|t| t == &key[1..]);
+        let wanted =
+            text(&secret["type"]).strip_prefix("kubernetes.io/").is_some_and(|t| t == &key[1..]);
         if wanted && !data[key].is_null() && !is_json_object(&data[key]) {
             causes.invalid(&path.key(key), "<secret contents redacted>", "is no JSON object");
         }
@@ -84,7 +85,8 @@ fn is_json_object(base64: &Value) -> bool {
 
 fn decoded_len(base64: &Value) -> usize {
     let text = text(base64);
-    text.len() / 4 * 3 - text.bytes().rev().take_while(|b| *b == b'=').count().min(text.len() / 4 * 3)
+    text.len() / 4 * 3
+        - text.bytes().rev().take_while(|b| *b == b'=').count().min(text.len() / 4 * 3)
 }
 
 /// `immutable: true` can neither be taken back nor worked around.
@@ -106,7 +108,8 @@ pub(super) fn node(node: &Value, causes: &mut Causes) {
     let mut seen = BTreeSet::new();
     for (i, taint) in items(&node["spec"]["taints"]).iter().enumerate() {
         let path = path.index(i);
-        let (key, value, effect) = (text(&taint["key"]), text(&taint["value"]), text(&taint["effect"]));
+        let (key, value, effect) =
+            (text(&taint["key"]), text(&taint["value"]), text(&taint["effect"]));
         causes.each(&path.child("key"), key, names::qualified(key));
         let complaints = names::label_value(value);
         if !complaints.is_empty() {
@@ -139,9 +142,9 @@ pub(super) fn node_update(node: &Value, old: &Value, causes: &mut Causes) {
     }
     let list = Path::root("status");
     let list = list.child("addresses");
-    let addresses = items(&node["status"]["addresses"]);
-    for (i, address) in addresses.iter().enumerate() {
-        if addresses[..i].contains(address) {
+    let mut seen = BTreeSet::new();
+    for (i, address) in items(&node["status"]["addresses"]).iter().enumerate() {
+        if !seen.insert((text(&address["type"]), text(&address["address"]))) {
             causes.duplicate(&list.index(i), address, "");
         }
     }
@@ -155,7 +158,10 @@ pub(super) fn lease(lease: &Value, causes: &mut Causes) {
     }
     non_negative(&path.child("leaseTransitions"), &spec["leaseTransitions"], causes);
     if !is_zero(&spec["preferredHolder"]) && is_zero(&spec["strategy"]) {
-        causes.forbidden(&path.child("preferredHolder"), "may only be specified if `strategy` is defined");
+        causes.forbidden(
+            &path.child("preferredHolder"),
+            "may only be specified if `strategy` is defined",
+        );
     }
 }
 
@@ -212,16 +218,30 @@ pub(super) fn controller_status(controller: &Value, causes: &mut Causes) {
     let path = Path::root("status");
     let status = &controller["status"];
     let count = |field: &str| status[field].as_i64().unwrap_or(0);
-    for field in ["replicas", "fullyLabeledReplicas", "readyReplicas", "availableReplicas", "observedGeneration"] {
+    for field in [
+        "replicas",
+        "fullyLabeledReplicas",
+        "readyReplicas",
+        "availableReplicas",
+        "observedGeneration",
+    ] {
         non_negative(&path.child(field), &status[field], causes);
     }
     for field in ["fullyLabeledReplicas", "readyReplicas", "availableReplicas"] {
         if count(field) > count("replicas") {
-            causes.invalid(&path.child(field), &count(field), "cannot be greater than status.replicas");
+            causes.invalid(
+                &path.child(field),
+                &count(field),
+                "cannot be greater than status.replicas",
+            );
         }
     }
     if count("availableReplicas") > count("readyReplicas") {
-        causes.invalid(&path.child("availableReplicas"), &count("availableReplicas"), "cannot be greater than readyReplicas");
+        causes.invalid(
+            &path.child("availableReplicas"),
+            &count("availableReplicas"),
+            "cannot be greater than readyReplicas",
+        );
     }
 }
 
@@ -245,7 +265,16 @@ pub(super) fn event(event: &Value, old: Option<&Value>, strict: bool, causes: &m
     match old {
         None if strict => strict_create(event, causes),
         Some(old) if strict => {
-            for field in ["involvedObject", "reason", "message", "source", "type", "action", "related", "eventTime"] {
+            for field in [
+                "involvedObject",
+                "reason",
+                "message",
+                "source",
+                "type",
+                "action",
+                "related",
+                "eventTime",
+            ] {
                 immutable(&Path::root(field), &event[field], &old[field], causes);
             }
         }
@@ -260,7 +289,9 @@ fn new_style(event: &Value, strict: bool, causes: &mut Causes) {
         causes.required(&name, "");
     }
     causes.each(&name, controller, names::qualified(controller));
-    for (field, limit) in [("reportingInstance", 128), ("action", 128), ("reason", 128), ("message", 1024)] {
+    for (field, limit) in
+        [("reportingInstance", 128), ("action", 128), ("reason", 128), ("message", 1024)]
+    {
         let given = text(&event[field]);
         if given.is_empty() && field != "message" {
             causes.required(&Path::root(field), "");

@@ -19,7 +19,10 @@ pub(super) fn create(pod: &Value, causes: &mut Causes) {
         causes.forbidden(&path.child("ephemeralContainers"), "cannot be set on create");
     }
     if !text(&spec["nodeName"]).is_empty() && !items(&spec["schedulingGates"]).is_empty() {
-        causes.forbidden(&path.child("nodeName"), "cannot be set until all schedulingGates have been cleared");
+        causes.forbidden(
+            &path.child("nodeName"),
+            "cannot be set until all schedulingGates have been cleared",
+        );
     }
 }
 
@@ -34,7 +37,12 @@ pub(super) fn metadata_and_spec(pod: &Value, causes: &mut Causes) {
             for (j, source) in items(&volume["projected"]["sources"]).iter().enumerate() {
                 if !source["serviceAccountToken"].is_null() {
                     causes.forbidden(
-                        &volumes.index(i).child("projected").child("sources").index(j).child("serviceAccountToken"),
+                        &volumes
+                            .index(i)
+                            .child("projected")
+                            .child("sources")
+                            .index(j)
+                            .child("serviceAccountToken"),
                         "must not be specified when serviceAccountName is not set",
                     );
                 }
@@ -63,7 +71,10 @@ pub(super) fn template(path: &Path<'_>, template: &Value, causes: &mut Causes) {
     let spec_path = path.child("spec");
     spec(&spec_path, &template["spec"], false, causes);
     if !items(&template["spec"]["ephemeralContainers"]).is_empty() {
-        causes.forbidden(&spec_path.child("ephemeralContainers"), "ephemeral containers not allowed in pod template");
+        causes.forbidden(
+            &spec_path.child("ephemeralContainers"),
+            "ephemeral containers not allowed in pod template",
+        );
     }
 }
 
@@ -76,7 +87,12 @@ fn spec(path: &Path<'_>, spec: &Value, is_pod: bool, causes: &mut Causes) {
     let context = container::Context { volumes, grace };
     containers(path, spec, &context, causes);
     host_network(path, spec, is_pod, causes);
-    one_of(&path.child("restartPolicy"), &spec["restartPolicy"], &["Always", "OnFailure", "Never"], causes);
+    one_of(
+        &path.child("restartPolicy"),
+        &spec["restartPolicy"],
+        &["Always", "OnFailure", "Never"],
+        causes,
+    );
     one_of(
         &path.child("dnsPolicy"),
         &spec["dnsPolicy"],
@@ -95,14 +111,21 @@ fn spec(path: &Path<'_>, spec: &Value, is_pod: bool, causes: &mut Causes) {
 }
 
 /// The three lists share one space of names.
-fn containers(path: &Path<'_>, spec: &Value, context: &container::Context<'_>, causes: &mut Causes) {
+fn containers(
+    path: &Path<'_>,
+    spec: &Value,
+    context: &container::Context<'_>,
+    causes: &mut Causes,
+) {
     if items(&spec["containers"]).is_empty() {
         causes.required(&path.child("containers"), "");
     }
     let mut names = BTreeSet::new();
-    for (list, kind) in
-        [("containers", Kind::Regular), ("initContainers", Kind::Init), ("ephemeralContainers", Kind::Ephemeral)]
-    {
+    for (list, kind) in [
+        ("containers", Kind::Regular),
+        ("initContainers", Kind::Init),
+        ("ephemeralContainers", Kind::Ephemeral),
+    ] {
         let list_path = path.child(list);
         for (i, container) in items(&spec[list]).iter().enumerate() {
             let path = list_path.index(i);
@@ -117,7 +140,11 @@ fn containers(path: &Path<'_>, spec: &Value, context: &container::Context<'_>, c
     container::host_ports(&list_path, items(&spec["containers"]), causes);
     for container in items(&spec["initContainers"]) {
         // init containers run one by one, so only the ports of one can collide
-        container::host_ports(&path.child("initContainers"), std::slice::from_ref(container), causes);
+        container::host_ports(
+            &path.child("initContainers"),
+            std::slice::from_ref(container),
+            causes,
+        );
     }
 }
 
@@ -130,7 +157,10 @@ fn host_network(path: &Path<'_>, spec: &Value, is_pod: bool, causes: &mut Causes
         let container_path = containers.index(i);
         let ports = container_path.child("ports");
         for (j, port) in items(&container["ports"]).iter().enumerate() {
-            let (host, inside) = (port["hostPort"].as_i64().unwrap_or(0), port["containerPort"].as_i64().unwrap_or(0));
+            let (host, inside) = (
+                port["hostPort"].as_i64().unwrap_or(0),
+                port["containerPort"].as_i64().unwrap_or(0),
+            );
             if host != inside && (is_pod || host != 0) {
                 causes.invalid(
                     &ports.index(j).child("hostPort"),
@@ -194,14 +224,22 @@ fn dns_config(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
         }
     }
     if servers.len() > 3 {
-        causes.invalid(&path.child("nameservers"), servers, "must not have more than 3 nameservers");
+        causes.invalid(
+            &path.child("nameservers"),
+            servers,
+            "must not have more than 3 nameservers",
+        );
     }
     for (i, server) in servers.iter().enumerate() {
         ip(&path.child("nameservers").index(i), server, causes);
     }
     let searches = items(&config["searches"]);
     if searches.len() > 32 {
-        causes.invalid(&path.child("searches"), searches, "must not have more than 32 search paths");
+        causes.invalid(
+            &path.child("searches"),
+            searches,
+            "must not have more than 32 search paths",
+        );
     }
     let length = searches.iter().map(|s| text(s).len() + 1).sum::<usize>();
     if length > 2049 {
@@ -308,7 +346,11 @@ pub(super) fn tolerations(path: &Path<'_>, tolerations: &Value, causes: &mut Cau
                 }
             }
             "Exists" if !value.is_empty() => {
-                causes.invalid(&operator_path, value, "value must be empty when `operator` is 'Exists'");
+                causes.invalid(
+                    &operator_path,
+                    value,
+                    "value must be empty when `operator` is 'Exists'",
+                );
             }
             "Exists" => {}
             _ => causes.not_supported(&operator_path, operator, &["Equal", "Exists"]),
@@ -324,7 +366,11 @@ fn host_aliases(path: &Path<'_>, aliases: &Value, causes: &mut Causes) {
         let path = path.index(i);
         ip(&path.child("ip"), &alias["ip"], causes);
         for (j, name) in items(&alias["hostnames"]).iter().enumerate() {
-            causes.each(&path.child("hostnames").index(j), text(name), names::dns_subdomain(text(name)));
+            causes.each(
+                &path.child("hostnames").index(j),
+                text(name),
+                names::dns_subdomain(text(name)),
+            );
         }
     }
 }
@@ -333,7 +379,11 @@ fn host_aliases(path: &Path<'_>, aliases: &Value, causes: &mut Causes) {
 pub(super) fn ip(path: &Path<'_>, value: &Value, causes: &mut Causes) -> Option<std::net::IpAddr> {
     let parsed = text(value).parse().ok();
     if parsed.is_none() {
-        causes.invalid(path, &json!(text(value)), "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)");
+        causes.invalid(
+            path,
+            &json!(text(value)),
+            "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
+        );
     }
     parsed
 }

@@ -1,11 +1,13 @@
 //! What may change in a pod that exists.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value};
 
 use super::{immutable, pod};
 use crate::schema::field::{Causes, Path};
 use crate::schema::names::{self, range};
-use crate::schema::value::{is_zero, items, items_mut, same, text};
+use crate::schema::value::{entries, is_zero, items, items_mut, same, text};
 
 const MAY_CHANGE: &str = "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,\
 `spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` \
@@ -18,23 +20,29 @@ pub(super) fn update(pod: &Value, old: &Value, causes: &mut Causes) {
     let (new, old) = (&pod["spec"], &old["spec"]);
     for list in ["containers", "initContainers"] {
         if items(&new[list]).len() != items(&old[list]).len() {
-            return causes.forbidden(&path.child(list), "pod updates may not add or remove containers");
+            return causes
+                .forbidden(&path.child(list), "pod updates may not add or remove containers");
         }
     }
     deadline(&path.child("activeDeadlineSeconds"), new, old, causes);
     tolerations(&path.child("tolerations"), new, old, causes);
     let gates = path.child("schedulingGates");
-    let had = items(&old["schedulingGates"]);
+    let had: HashSet<&str> =
+        items(&old["schedulingGates"]).iter().map(|g| text(&g["name"])).collect();
     for (i, gate) in items(&new["schedulingGates"]).iter().enumerate() {
-        if !had.contains(gate) {
-            causes.forbidden(&gates.index(i), "only deletion is allowed, but found new scheduling gate");
+        if !had.contains(text(&gate["name"])) {
+            let complaint = "only deletion is allowed, but found new scheduling gate";
+            causes.forbidden(&gates.index(i), complaint);
         }
     }
     let changed = changed_fields(new, old);
     if !changed.is_empty() {
         causes.forbidden(
             &path,
-            format!("pod updates may not change fields other than {MAY_CHANGE}\nchanged: {}", changed.join(", ")),
+            format!(
+                "pod updates may not change fields other than {MAY_CHANGE}\nchanged: {}",
+                changed.join(", ")
+            ),
         );
     }
 }
@@ -49,7 +57,11 @@ fn deadline(path: &Path<'_>, new: &Value, old: &Value, causes: &mut Causes) {
             causes.invalid(path, &new, "must be less than or equal to previous value");
         }
         (None, Some(_)) => {
-            causes.invalid(path, &Value::Null, "must not update from a positive integer to nil value");
+            causes.invalid(
+                path,
+                &Value::Null,
+                "must not update from a positive integer to nil value",
+            );
         }
         _ => {}
     }
@@ -57,14 +69,13 @@ fn deadline(path: &Path<'_>, new: &Value, old: &Value, causes: &mut Causes) {
 
 fn tolerations(path: &Path<'_>, new: &Value, old: &Value, causes: &mut Causes) {
     let without_seconds = |toleration: &Value| {
-        let mut map = toleration.as_object().cloned().unwrap_or_default();
-        map.remove("tolerationSeconds");
-        Value::Object(map)
+        let set = entries(toleration).filter(|(k, v)| *k != "tolerationSeconds" && !is_zero(v));
+        set.map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(",")
     };
-    let new: Vec<Value> = items(&new["tolerations"]).iter().map(without_seconds).collect();
-    let kept = |old: &Value| new.iter().any(|n| same(n, &without_seconds(old)));
-    if !items(&old["tolerations"]).iter().all(kept) {
-        causes.forbidden(path, "existing toleration can not be modified except its tolerationSeconds");
+    let kept: HashSet<String> = items(&new["tolerations"]).iter().map(without_seconds).collect();
+    if !items(&old["tolerations"]).iter().all(|old| kept.contains(&without_seconds(old))) {
+        let complaint = "existing toleration can not be modified except its tolerationSeconds";
+        causes.forbidden(path, complaint);
     }
 }
 
@@ -83,7 +94,9 @@ fn changed_fields(new: &Value, old: &Value) -> Vec<String> {
     if old[grace].as_i64().is_some_and(|g| g < 0) && new[grace] == 1 {
         put_back(&mut munged, old, grace);
     }
-    if !items(&old["schedulingGates"]).is_empty() && only_adds(&new["nodeSelector"], &old["nodeSelector"]) {
+    if !items(&old["schedulingGates"]).is_empty()
+        && only_adds(&new["nodeSelector"], &old["nodeSelector"])
+    {
         put_back(&mut munged, old, "nodeSelector");
     }
     let old = old.as_object().cloned().unwrap_or_default();
@@ -91,7 +104,11 @@ fn changed_fields(new: &Value, old: &Value) -> Vec<String> {
     names.sort();
     names.dedup();
     let of = |map: &Map<String, Value>, name: &str| map.get(name).cloned().unwrap_or_default();
-    names.into_iter().filter(|n| !same(&of(&munged, n), &of(&old, n))).map(|n| format!("spec.{n}")).collect()
+    names
+        .into_iter()
+        .filter(|n| !same(&of(&munged, n), &of(&old, n)))
+        .map(|n| format!("spec.{n}"))
+        .collect()
 }
 
 fn put_back(map: &mut Map<String, Value>, old: &Value, field: &str) {
@@ -121,7 +138,11 @@ pub(super) fn status(pod: &Value, old: &Value, causes: &mut Causes) {
         }
     }
     if let Some(generation) = new["observedGeneration"].as_i64().filter(|g| *g < 0) {
-        causes.invalid(&path.child("observedGeneration"), &generation, "must be a non-negative integer");
+        causes.invalid(
+            &path.child("observedGeneration"),
+            &generation,
+            "must be a non-negative integer",
+        );
     }
     for (i, condition) in items(&new["conditions"]).iter().enumerate() {
         let kind = text(&condition["type"]);
@@ -134,12 +155,33 @@ pub(super) fn status(pod: &Value, old: &Value, causes: &mut Causes) {
             }
         }
     }
-    transitions(&path.child("containerStatuses"), "containerStatuses", "containers", pod, old, causes);
-    transitions(&path.child("initContainerStatuses"), "initContainerStatuses", "initContainers", pod, old, causes);
+    transitions(
+        &path.child("containerStatuses"),
+        "containerStatuses",
+        "containers",
+        pod,
+        old,
+        causes,
+    );
+    transitions(
+        &path.child("initContainerStatuses"),
+        "initContainerStatuses",
+        "initContainers",
+        pod,
+        old,
+        causes,
+    );
 }
 
 /// A container that ended for good does not come back.
-fn transitions(path: &Path<'_>, statuses: &str, list: &str, pod: &Value, old: &Value, causes: &mut Causes) {
+fn transitions(
+    path: &Path<'_>,
+    statuses: &str,
+    list: &str,
+    pod: &Value,
+    old: &Value,
+    causes: &mut Causes,
+) {
     let spec = &old["spec"];
     for (i, was) in items(&old["status"][statuses]).iter().enumerate() {
         let ended = &was["state"]["terminated"];
@@ -147,10 +189,17 @@ fn transitions(path: &Path<'_>, statuses: &str, list: &str, pod: &Value, old: &V
             continue;
         }
         let name = text(&was["name"]);
-        let Some(now) = items(&pod["status"][statuses]).iter().find(|s| text(&s["name"]) == name) else { continue };
+        let Some(now) = items(&pod["status"][statuses]).iter().find(|s| text(&s["name"]) == name)
+        else {
+            continue;
+        };
         let container = items(&spec[list]).iter().find(|c| text(&c["name"]) == name);
-        if now["state"]["terminated"].is_null() && !may_restart(spec, container, &ended["exitCode"]) {
-            causes.forbidden(&path.index(i).child("state"), "may not be transitioned to non-terminated state");
+        if now["state"]["terminated"].is_null() && !may_restart(spec, container, &ended["exitCode"])
+        {
+            causes.forbidden(
+                &path.index(i).child("state"),
+                "may not be transitioned to non-terminated state",
+            );
         }
     }
 }

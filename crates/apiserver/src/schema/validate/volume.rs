@@ -11,10 +11,23 @@ use crate::schema::quantity::Quantity;
 use crate::schema::value::{items, text};
 
 const MODE: &str = "must be a number between 0 and 0777 (octal), both inclusive";
-const HOST_PATH_TYPES: [&str; 8] =
-    ["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
-const DOWNWARD_FIELDS: [&str; 5] =
-    ["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"];
+const HOST_PATH_TYPES: [&str; 8] = [
+    "",
+    "BlockDevice",
+    "CharDevice",
+    "Directory",
+    "DirectoryOrCreate",
+    "File",
+    "FileOrCreate",
+    "Socket",
+];
+const DOWNWARD_FIELDS: [&str; 5] = [
+    "metadata.annotations",
+    "metadata.labels",
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+];
 const RESOURCES: [&str; 6] = [
     "limits.cpu",
     "limits.ephemeral-storage",
@@ -25,7 +38,11 @@ const RESOURCES: [&str; 6] = [
 ];
 
 /// Checks the pod's volumes; the good ones by name.
-pub(super) fn volumes<'a>(path: &Path<'_>, volumes: &'a Value, causes: &mut Causes) -> BTreeMap<&'a str, &'a Value> {
+pub(super) fn volumes<'a>(
+    path: &Path<'_>,
+    volumes: &'a Value,
+    causes: &mut Causes,
+) -> BTreeMap<&'a str, &'a Value> {
     let mut good = BTreeMap::new();
     for (i, volume) in items(volumes).iter().enumerate() {
         let path = path.index(i);
@@ -48,7 +65,8 @@ pub(super) fn volumes<'a>(path: &Path<'_>, volumes: &'a Value, causes: &mut Caus
 }
 
 fn source(path: &Path<'_>, volume: &Value, causes: &mut Causes) {
-    let given = volume.as_object().into_iter().flatten().filter(|(k, v)| *k != "name" && !v.is_null());
+    let given =
+        volume.as_object().into_iter().flatten().filter(|(k, v)| *k != "name" && !v.is_null());
     let mut any = false;
     for (kind, source) in given {
         let path = path.child(kind);
@@ -58,11 +76,7 @@ fn source(path: &Path<'_>, volume: &Value, causes: &mut Causes) {
         }
         any = true;
         match kind.as_str() {
-            "emptyDir" => {
-                if Quantity::parse(text(&source["sizeLimit"])).is_some_and(Quantity::is_negative) {
-                    causes.forbidden(&path.child("sizeLimit"), "SizeLimit field must be a valid resource quantity");
-                }
-            }
+            "emptyDir" => empty_dir(&path, source, causes),
             "hostPath" => host_path(&path, source, causes),
             "secret" => keyed(&path, source, "secretName", causes),
             "configMap" => keyed(&path, source, "name", causes),
@@ -73,7 +87,9 @@ fn source(path: &Path<'_>, volume: &Value, causes: &mut Causes) {
                 }
             }
             "projected" => projected(&path, source, causes),
-            "persistentVolumeClaim" => required(&path.child("claimName"), &source["claimName"], causes),
+            "persistentVolumeClaim" => {
+                required(&path.child("claimName"), &source["claimName"], causes)
+            }
             "csi" => required(&path.child("driver"), &source["driver"], causes),
             "nfs" => {
                 required(&path.child("server"), &source["server"], causes);
@@ -90,6 +106,13 @@ fn source(path: &Path<'_>, volume: &Value, causes: &mut Causes) {
 fn required(path: &Path<'_>, value: &Value, causes: &mut Causes) {
     if text(value).is_empty() {
         causes.required(path, "");
+    }
+}
+
+fn empty_dir(path: &Path<'_>, source: &Value, causes: &mut Causes) {
+    if Quantity::parse(text(&source["sizeLimit"])).is_some_and(Quantity::is_negative) {
+        let complaint = "SizeLimit field must be a valid resource quantity";
+        causes.forbidden(&path.child("sizeLimit"), complaint);
     }
 }
 
@@ -127,7 +150,11 @@ fn downward_file(path: &Path<'_>, file: &Value, causes: &mut Causes) {
     match (file["fieldRef"].is_null(), file["resourceFieldRef"].is_null()) {
         (true, true) => causes.required(path, "one of fieldRef and resourceFieldRef is required"),
         (false, false) => {
-            causes.invalid(path, "resource", "fieldRef and resourceFieldRef can not be specified simultaneously");
+            causes.invalid(
+                path,
+                "resource",
+                "fieldRef and resourceFieldRef can not be specified simultaneously",
+            );
         }
         _ => {
             field_ref(&path.child("fieldRef"), &file["fieldRef"], &DOWNWARD_FIELDS, causes);
@@ -151,12 +178,15 @@ fn projected(path: &Path<'_>, projected: &Value, causes: &mut Causes) {
         let given = source.as_object().into_iter().flatten().filter(|(_, v)| !v.is_null());
         for (n, (kind, source)) in given.enumerate() {
             if n == 1 {
-                causes.forbidden(&source_path, "may not specify more than 1 volume type per source");
+                causes
+                    .forbidden(&source_path, "may not specify more than 1 volume type per source");
             }
             let path = source_path.child(kind);
             match kind.as_str() {
                 "secret" | "configMap" => keyed(&path, source, "name", causes),
-                "downwardAPI" => items(&source["items"]).iter().for_each(|file| downward_file(&path, file, causes)),
+                "downwardAPI" => items(&source["items"])
+                    .iter()
+                    .for_each(|file| downward_file(&path, file, causes)),
                 "serviceAccountToken" => token(&path, source, causes),
                 _ => {}
             }
@@ -208,7 +238,12 @@ fn no_backsteps(path: &Path<'_>, given: &str, causes: &mut Causes) {
 }
 
 /// A field of the pod itself; `supported` are those that this place may ask for.
-pub(super) fn field_ref(path: &Path<'_>, reference: &Value, supported: &[&str], causes: &mut Causes) {
+pub(super) fn field_ref(
+    path: &Path<'_>,
+    reference: &Value,
+    supported: &[&str],
+    causes: &mut Causes,
+) {
     if reference.is_null() {
         return;
     }
@@ -217,16 +252,25 @@ pub(super) fn field_ref(path: &Path<'_>, reference: &Value, supported: &[&str], 
         return causes.required(&path.child("fieldPath"), "");
     }
     match field.strip_suffix("']").and_then(|f| f.split_once("['")) {
-        Some(("metadata.annotations", key)) => causes.each(path, key, names::qualified(&key.to_lowercase())),
+        Some(("metadata.annotations", key)) => {
+            causes.each(path, key, names::qualified(&key.to_lowercase()))
+        }
         Some(("metadata.labels", key)) => causes.each(path, key, names::qualified(key)),
         Some((other, _)) => causes.invalid(path, other, "does not support subscript"),
-        None if !supported.contains(&field) => causes.not_supported(&path.child("fieldPath"), field, supported),
+        None if !supported.contains(&field) => {
+            causes.not_supported(&path.child("fieldPath"), field, supported)
+        }
         None => {}
     }
 }
 
 /// A request or limit of a container.
-pub(super) fn resource_ref(path: &Path<'_>, reference: &Value, in_volume: bool, causes: &mut Causes) {
+pub(super) fn resource_ref(
+    path: &Path<'_>,
+    reference: &Value,
+    in_volume: bool,
+    causes: &mut Causes,
+) {
     if reference.is_null() {
         return;
     }
@@ -242,10 +286,18 @@ pub(super) fn resource_ref(path: &Path<'_>, reference: &Value, in_volume: bool, 
 }
 
 /// A container's mounts name volumes of the pod, each path once.
-pub(super) fn mounts(path: &Path<'_>, container: &Value, volumes: &BTreeMap<&str, &Value>, causes: &mut Causes) {
+pub(super) fn mounts(
+    path: &Path<'_>,
+    container: &Value,
+    volumes: &BTreeMap<&str, &Value>,
+    causes: &mut Causes,
+) {
     let mut seen = BTreeSet::new();
     let list = path.child("volumeMounts");
-    let devices = items(&container["volumeDevices"]);
+    let devices = |field: &str| -> BTreeSet<&str> {
+        items(&container["volumeDevices"]).iter().map(|device| text(&device[field])).collect()
+    };
+    let (device_names, device_paths) = (devices("name"), devices("devicePath"));
     for (i, mount) in items(&container["volumeMounts"]).iter().enumerate() {
         let path = list.index(i);
         let name = text(&mount["name"]);
@@ -258,17 +310,25 @@ pub(super) fn mounts(path: &Path<'_>, container: &Value, volumes: &BTreeMap<&str
         if !seen.insert(target) {
             causes.invalid(&path.child("mountPath"), target, "must be unique");
         }
-        if devices.iter().any(|d| text(&d["name"]) == name) {
+        if device_names.contains(name) {
             causes.invalid(&path.child("name"), name, "must not already exist in volumeDevices");
         }
-        if devices.iter().any(|d| text(&d["devicePath"]) == target) {
-            causes.invalid(&path.child("mountPath"), target, "must not already exist as a path in volumeDevices");
+        if device_paths.contains(target) {
+            causes.invalid(
+                &path.child("mountPath"),
+                target,
+                "must not already exist as a path in volumeDevices",
+            );
         }
         let (sub, sub_expr) = (text(&mount["subPath"]), text(&mount["subPathExpr"]));
         descending(&list.child("subPath"), sub, causes);
         descending(&list.child("subPathExpr"), sub_expr, causes);
         if !sub.is_empty() && !sub_expr.is_empty() {
-            causes.invalid(&path.child("subPathExpr"), sub_expr, "subPathExpr and subPath are mutually exclusive");
+            causes.invalid(
+                &path.child("subPathExpr"),
+                sub_expr,
+                "subPathExpr and subPath are mutually exclusive",
+            );
         }
         propagation(&list.child("mountPropagation"), mount, container, causes);
     }
@@ -281,6 +341,9 @@ fn propagation(path: &Path<'_>, mount: &Value, container: &Value, causes: &mut C
     }
     one_of(path, mode, &["Bidirectional", "HostToContainer", "None"], causes);
     if mode == "Bidirectional" && container["securityContext"]["privileged"] != true {
-        causes.forbidden(path, "Bidirectional mount propagation is available only to privileged containers");
+        causes.forbidden(
+            path,
+            "Bidirectional mount propagation is available only to privileged containers",
+        );
     }
 }

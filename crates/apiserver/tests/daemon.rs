@@ -1,0 +1,123 @@
+//! The binary as a process: what it keeps, and how it stops.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use common::*;
+use serde_json::json;
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn objects_and_certificates_outlive_the_process() {
+    let daemon = Daemon::start(&["--service-cluster-ip-range=10.7.0.0/24"]);
+    let created = daemon.client().await.create(MAPS, config_map("kept", json!({"a": "b"}))).await;
+    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"}, "spec": {"ports": [{"port": 1}]}});
+    let service =
+        daemon.client().await.create("/api/v1/namespaces/default/services", service).await;
+    let ca = std::fs::read(daemon.dir.path().join("pki/ca.crt")).unwrap();
+
+    let mut daemon = daemon.restart(&["--service-cluster-ip-range=10.7.0.0/24"]);
+    assert_eq!(std::fs::read(daemon.dir.path().join("pki/ca.crt")).unwrap(), ca);
+    let client = daemon.client().await;
+    assert_eq!(client.get(&format!("{MAPS}/kept")).await, (200, created.clone()));
+    // What services hold is known again.
+    let taken = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "t"},
+        "spec": {"clusterIP": service["spec"]["clusterIP"], "ports": [{"port": 1}]}});
+    assert_eq!(
+        client.call("POST", "/api/v1/namespaces/default/services", Some(taken)).await.0,
+        422
+    );
+    // A client that was away resumes where it was, from the store's own history.
+    client.create(MAPS, config_map("new", json!({}))).await;
+    let mut watch =
+        client.watch(&format!("{MAPS}?watch=1&resourceVersion={}", revision(&created))).await;
+    assert_eq!(watch.line().await, "ADDED new");
+    client.create(MAPS, config_map("newer", json!({}))).await;
+    assert_eq!(watch.line().await, "ADDED newer");
+    drop(watch);
+    assert_eq!(daemon.terminate(), Some(0), "{}", daemon.log());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sigterm_ends_watches_and_then_the_process() {
+    let mut daemon = Daemon::start(&[]);
+    let client = daemon.client().await;
+    let mut watch = client.watch(&format!("{MAPS}?watch=1")).await;
+    let began = std::time::Instant::now();
+    let stopper = tokio::task::spawn_blocking(move || (daemon.terminate(), daemon));
+    assert!(watch.next().await.is_none());
+    let (code, daemon) = stopper.await.unwrap();
+    assert_eq!(code, Some(0), "{}", daemon.log());
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[test]
+fn bad_starts_say_which_flag() {
+    let run = |flags: &[&str]| {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_longshore-apiserver")).args(flags).output().unwrap();
+        assert!(!output.status.success(), "{flags:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let (data, pki) = (
+        format!("--data-dir={}", dir.path().display()),
+        format!("--cert-dir={}", dir.path().join("p").display()),
+    );
+    let common = ["--bind-address=127.0.0.1", "--secure-port=0", &data, &pki];
+    let with = |flag: &'static str| [common.as_slice(), &[flag]].concat();
+    for (flags, said) in [
+        (vec!["--secure-port=x"], "--secure-port"),
+        (with("--node-name=Not A Name"), "--node-name"),
+        (with("--client-ca-file=/nonexistent/ca.crt"), "/nonexistent/ca.crt"),
+        (vec!["--etcd-servers=ftp://x", &pki], "--etcd-servers"),
+        (vec!["--data-dir=/dev/null/x", &pki], "--data-dir"),
+    ] {
+        let error = run(&flags);
+        assert!(error.contains(said), "{flags:?}: {error}");
+    }
+}
+
+struct Etcd(Child);
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_runs_on_a_real_etcd() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let url = format!("http://127.0.0.1:{}", port());
+    let etcd = Command::new("etcd")
+        .args(["--listen-client-urls", &url, "--advertise-client-urls", &url, "--data-dir"])
+        .arg(dir.path())
+        .args(["--listen-peer-urls", &format!("http://127.0.0.1:{}", port())])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let _etcd = Etcd(etcd.expect("etcd (Debian's etcd-server) must be in PATH"));
+    eventually("etcd", || async {
+        tokio::net::TcpStream::connect(url.strip_prefix("http://").unwrap()).await.is_ok()
+    })
+    .await;
+    let mut daemon = Daemon::start(&[&format!("--etcd-servers={url}")]);
+    let client = daemon.client().await;
+    let created = client.create(MAPS, config_map("a", json!({}))).await;
+    let mut watch =
+        client.watch(&format!("{MAPS}?watch=1&resourceVersion={}", revision(&created))).await;
+    client.create(MAPS, config_map("b", json!({}))).await;
+    assert_eq!(watch.line().await, "ADDED b");
+    let (code, list) = client.get(&format!("{MAPS}?limit=1")).await;
+    assert_eq!((code, list["metadata"]["remainingItemCount"].as_u64()), (200, Some(1)));
+    drop(watch);
+    assert_eq!(daemon.terminate(), Some(0), "{}", daemon.log());
+}

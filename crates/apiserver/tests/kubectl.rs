@@ -1,0 +1,273 @@
+//! The real kubectl (1.32 or later) against the real binary.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use common::*;
+use serde_json::{Value, json};
+
+struct Kubectl {
+    daemon: Daemon,
+}
+
+impl Kubectl {
+    /// `None`, said aloud, where there is no kubectl that this apiserver is made for.
+    fn new() -> Option<Kubectl> {
+        let version = Command::new("kubectl").args(["version", "--client", "-o", "json"]).output();
+        let version: Value =
+            version.ok().and_then(|output| serde_json::from_slice(&output.stdout).ok())?;
+        let text = version["clientVersion"]["minor"].as_str().unwrap_or_default();
+        let minor: u32 = text.trim_end_matches('+').parse().unwrap_or(0);
+        if minor < 32 {
+            return None;
+        }
+        Some(Kubectl { daemon: Daemon::start(&[]) })
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let mut command = Command::new("kubectl");
+        command.env("KUBECONFIG", self.daemon.kubeconfig()).env("HOME", self.daemon.dir.path());
+        command.args(line.split_whitespace());
+        command
+    }
+
+    fn run(&self, line: &str, input: &str) -> (bool, String, String) {
+        let mut child = self
+            .command(line)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.success(), text(output.stdout), text(output.stderr))
+    }
+
+    /// Must succeed; standard output.
+    fn ok(&self, line: &str) -> String {
+        self.ok_with(line, "")
+    }
+
+    fn ok_with(&self, line: &str, input: &str) -> String {
+        let (success, output, error) = self.run(line, input);
+        assert!(success, "kubectl {line}: {error}\n{}", self.daemon.log());
+        output
+    }
+
+    /// Must fail; standard error.
+    fn fails(&self, line: &str, input: &str) -> String {
+        let (success, output, error) = self.run(line, input);
+        assert!(!success, "kubectl {line}: {output}");
+        error
+    }
+}
+
+/// The test's kubectl, or an early and visible end of the test.
+macro_rules! kubectl {
+    () => {
+        match Kubectl::new() {
+            Some(kubectl) => kubectl,
+            None => {
+                eprintln!("SKIPPED: no kubectl of at least 1.32 in PATH");
+                return;
+            }
+        }
+    };
+}
+
+const POD: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: web, labels: {app: web}}
+spec:
+  containers:
+  - name: main
+    image: busybox
+    env:
+    - {name: A, value: "1"}
+    - {name: B, value: "2"}
+  - name: side
+    image: busybox:1
+"#;
+
+#[test]
+fn get_describe_and_delete() {
+    let kubectl = kubectl!();
+    let namespaces = kubectl.ok("get namespaces");
+    assert!(namespaces.lines().next().unwrap().starts_with("NAME"), "{namespaces}");
+    for name in ["default", "kube-system", "kube-public", "kube-node-lease"] {
+        assert!(namespaces.contains(name), "{namespaces}");
+    }
+    assert!(kubectl.ok("api-resources").contains("endpointslices"));
+    assert!(kubectl.ok("version").contains("Server Version: v1.36"));
+    kubectl.ok_with("create -f -", POD);
+    let pods = kubectl.ok("get pods");
+    let columns: Vec<&str> = pods.lines().next().unwrap().split_whitespace().collect();
+    assert_eq!(columns, ["NAME", "READY", "STATUS", "RESTARTS", "AGE"]);
+    let row: Vec<&str> = pods.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(row[..4], ["web", "0/2", "Pending", "0"]);
+    assert!(kubectl.ok("get pods -o wide --show-labels").contains("app=web"));
+    let described = kubectl.ok("describe pod web");
+    assert!(described.contains("QoS Class:") && described.contains("BestEffort"), "{described}");
+    assert!(kubectl.ok("describe service kubernetes").contains("10.96.0.1"));
+    assert!(kubectl.ok("describe namespace default").contains("Active"));
+    assert_eq!(kubectl.ok("get pod web -o jsonpath={.spec.containers[0].name}"), "main");
+    assert!(kubectl.ok("get pod web -o yaml").contains("kind: Pod"));
+    assert!(kubectl.ok("get all -A").contains("pod/web"));
+    assert!(kubectl.ok("explain pod.spec.containers").contains("FIELD"));
+    assert!(kubectl.fails("get pod absent", "").contains("pods \"absent\" not found"));
+    assert!(
+        kubectl
+            .fails("get nothings", "")
+            .contains("the server doesn't have a resource type \"nothings\"")
+    );
+    assert!(kubectl.fails("create -f -", POD).contains("already exists"));
+    kubectl.ok("label pod web tier=front");
+    kubectl.ok("annotate pod web note=x");
+    assert_eq!(kubectl.ok("delete pod web"), "pod \"web\" deleted\n");
+    kubectl.ok("label namespace default tier=x");
+    assert!(kubectl.ok("get namespaces -l tier=x -o name").contains("namespace/default"));
+    kubectl.ok("run quick --image=busybox");
+    kubectl.ok("expose pod quick --port=80");
+    assert!(kubectl.ok("get service quick").contains("80/TCP"));
+    kubectl.ok_with(
+        "create -f -",
+        r#"{"apiVersion":"v1","kind":"Secret","metadata":{"name":"s"},"data":{"x":"eQ=="}}"#,
+    );
+    assert!(kubectl.ok("describe secret s").contains("x:  1 bytes"));
+    kubectl.ok("delete secret,service,pod --all --now");
+}
+
+#[test]
+fn apply_merges_by_key_and_says_what_it_did() {
+    let kubectl = kubectl!();
+    assert_eq!(kubectl.ok_with("apply -f -", POD), "pod/web created\n");
+    assert_eq!(kubectl.ok_with("apply -f -", POD), "pod/web unchanged\n");
+    // Somebody else adds a label; applying again leaves it, and takes away only what it once gave.
+    kubectl.ok("label pod web other=x");
+    let changed =
+        POD.replace("app: web", "app: web, tier: front").replace("busybox:1", "busybox:2");
+    assert_eq!(kubectl.ok_with("apply -f -", &changed), "pod/web configured\n");
+    let pod: Value = serde_json::from_str(&kubectl.ok("get pod web -o json")).unwrap();
+    assert_eq!(pod["metadata"]["labels"], json!({"app": "web", "tier": "front", "other": "x"}));
+    let images: Vec<_> =
+        pod["spec"]["containers"].as_array().unwrap().iter().map(|c| c["image"].clone()).collect();
+    assert_eq!(json!(images), json!(["busybox", "busybox:2"]), "merged by name, in order");
+    assert_eq!(kubectl.ok_with("apply -f -", POD), "pod/web configured\n");
+    let labels = kubectl.ok("get pod web -o jsonpath={.metadata.labels}");
+    assert_eq!(
+        serde_json::from_str::<Value>(&labels).unwrap(),
+        json!({"app": "web", "other": "x"})
+    );
+
+    let patch = r#"patch pod web -p {"spec":{"containers":[{"name":"side","image":"busybox:3"}]}}"#;
+    kubectl.ok(patch);
+    assert_eq!(
+        kubectl.ok("get pod web -o jsonpath={.spec.containers[*].image}"),
+        "busybox busybox:3"
+    );
+    kubectl.ok(r#"patch pod web --type=json -p [{"op":"remove","path":"/metadata/labels/other"}]"#);
+    kubectl.ok(r#"patch pod web --type=merge -p {"metadata":{"labels":{"merged":"yes"}}}"#);
+    assert!(kubectl.ok("get pods -l merged=yes,!other -o name").contains("pod/web"));
+    let error = kubectl.fails(r#"patch pod web -p {"spec":{"restartPolicy":"Never"}}"#, "");
+    assert!(error.contains("Forbidden: pod updates may not change fields other than"), "{error}");
+    let unknown = POD.replace("image: busybox:1", "image: busybox:1\n    imagee: x");
+    assert!(
+        kubectl
+            .fails("apply -f -", &unknown)
+            .contains("unknown field \"spec.containers[1].imagee\"")
+    );
+    let stale = POD.replace("labels:", "resourceVersion: \"1\", labels:");
+    let error = kubectl.fails("replace -f -", &stale);
+    assert!(error.contains("the object has been modified"), "{error}");
+    assert!(kubectl.ok_with("diff -f -", "").is_empty());
+}
+
+#[test]
+fn selectors_and_chunks() {
+    let kubectl = kubectl!();
+    for i in 0..7 {
+        let node = if i % 2 == 0 { "n1" } else { "n2" };
+        let pod = POD
+            .replace("name: web,", &format!("name: web{i},"))
+            .replace("spec:", &format!("spec:\n  nodeName: {node}"));
+        kubectl.ok_with("create -f -", &pod);
+    }
+    let names = |line: &str| kubectl.ok(line).lines().count();
+    assert_eq!(names("get pods -o name --chunk-size=3"), 7);
+    assert_eq!(names("get pods -o name --field-selector=spec.nodeName=n1"), 4);
+    assert_eq!(names("get pods -o name --field-selector=spec.nodeName!=n1"), 3);
+    assert_eq!(names("get pods -o name -l app=web"), 7);
+    assert_eq!(names("get pods -o name -l app!=web"), 0);
+    assert_eq!(kubectl.ok("get pods --chunk-size=2 --no-headers").lines().count(), 7);
+    kubectl.ok("delete pods --all --grace-period=0 --force");
+    assert_eq!(names("get pods -o name"), 0);
+}
+
+#[test]
+fn a_watch_shows_each_change_as_a_row() {
+    let kubectl = kubectl!();
+    let mut child = kubectl
+        .command("get pods -w")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    std::thread::sleep(Duration::from_millis(500));
+    kubectl.ok_with("create -f -", POD);
+    kubectl
+        .ok(r#"patch pod web --subresource=status --type=merge -p {"status":{"phase":"Running"}}"#);
+    let next = || receiver.recv_timeout(Duration::from_secs(10)).unwrap();
+    let first = next();
+    assert!(first.starts_with("NAME") && first.contains("READY"), "{first}");
+    assert!(next().contains("Pending"));
+    assert!(next().contains("Running"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn wait_sees_conditions_and_deletions() {
+    let kubectl = kubectl!();
+    kubectl.ok_with("create -f -", &POD.replace("spec:", "spec:\n  nodeName: n1"));
+    let waiter = kubectl
+        .command("wait pod/web --for=condition=Ready --timeout=20s")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let ready = r#"patch pod web --subresource=status --type=merge -p {"status":{"conditions":[{"type":"Ready","status":"True"}]}}"#;
+    kubectl.ok(ready);
+    let output = waiter.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let waiter = kubectl
+        .command("wait pod/web --for=delete --timeout=20s")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    kubectl.ok("delete pod web --wait=false");
+    assert!(kubectl.ok("get pods").contains("Terminating"));
+    kubectl.ok("delete pod web --grace-period=0 --force");
+    assert!(waiter.wait_with_output().unwrap().status.success());
+    kubectl.ok_with(
+        "apply -f -",
+        r#"{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"shop"}}"#,
+    );
+    kubectl.ok_with(
+        "-n shop apply -f -",
+        r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"}}"#,
+    );
+    kubectl.ok("delete namespace shop --timeout=20s");
+    assert!(kubectl.fails("get namespace shop", "").contains("not found"));
+}
