@@ -8,8 +8,8 @@ set -eu
 mode=${1:-run}
 run_packages="gcc libc6-dev pkg-config ca-certificates
     containerd runc containernetworking-plugins iptables conntrack busybox-static
-    iproute2 util-linux"
-test_packages="etcd-server protobuf-compiler libprotobuf-dev"
+    iproute2 util-linux protobuf-compiler libprotobuf-dev"
+test_packages="etcd-server curl"
 
 case $mode in
 run) packages=$run_packages ;;

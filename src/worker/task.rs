@@ -115,7 +115,7 @@ impl Task {
         let observed = self.observed.borrow_and_update().clone();
         let now = Timestamp::now();
         let plan = self.due(plan(&self.pod, &observed, &self.restarts, now), now);
-        self.note_delays(&plan);
+        self.note_delays(&plan, now);
         self.tell(&observed);
         if status::is_final(self.told.phase.as_deref().unwrap_or_default()) {
             self.phase = Phase::Terminating { grace: grace(&self.pod), why: Why::Completed };
@@ -172,9 +172,9 @@ impl Task {
     }
 
     /// Containers in their restart delay say so.
-    fn note_delays(&mut self, plan: &Plan) {
+    fn note_delays(&mut self, plan: &Plan, now: Timestamp) {
         for waiting in &plan.waiting {
-            if self.waiting.get(&waiting.name).is_some_and(|wait| wait.until.is_some()) {
+            if self.waiting.get(&waiting.name).is_some_and(|wait| wait.until > Some(now)) {
                 continue;
             }
             let delay = Duration::try_from(waiting.delay).unwrap_or_default();
