@@ -6,18 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use longshore_tls::{ClientCa, certificates, private_key};
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose};
-use rustls::client::danger::HandshakeSignatureValid;
+use rustls::ServerConfig;
 use rustls::crypto::{CryptoProvider, ring};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
-use rustls::server::WebPkiClientVerifier;
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{
-    DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
-};
+use rustls::pki_types::CertificateDer;
 use tracing::{info, warn};
-use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::auth::User;
 use crate::config::Config;
@@ -39,13 +33,8 @@ pub enum TlsError {
         source: io::Error,
     },
     /// A file holds no usable certificate or key.
-    #[error("{}: {reason}", path.display())]
-    Content {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
+    #[error(transparent)]
+    Content(#[from] longshore_tls::Error),
     /// Settings that no connection could satisfy.
     #[error("{0}")]
     Settings(String),
@@ -69,7 +58,7 @@ struct Sources {
 #[derive(Clone)]
 struct Built {
     config: Arc<ServerConfig>,
-    clients: Option<Arc<dyn ClientCertVerifier>>,
+    clients: Option<ClientCa>,
 }
 
 struct Current {
@@ -110,10 +99,8 @@ impl Tls {
 
     /// Who the certificate was given to by the client CA; anybody else's is nobody's.
     pub(super) fn identify(&self, chain: &[CertificateDer<'_>]) -> Option<User> {
-        let (end, intermediates) = chain.split_first()?;
-        let verified =
-            self.current().clients?.verify_client_cert(end, intermediates, UnixTime::now());
-        verified.ok().and_then(|_| user(end))
+        let subject = self.current().clients?.identify(chain).ok()??;
+        Some(User::authenticated(subject.name, subject.groups))
     }
 
     fn current(&self) -> Built {
@@ -145,18 +132,16 @@ impl Sources {
 
     fn build(&self) -> Result<Built, TlsError> {
         let chain = certificates(&self.certificate)?;
-        let key =
-            PrivateKeyDer::from_pem_file(&self.key).map_err(|error| content(&self.key, error))?;
-        let clients = self.client_ca.as_deref().map(|ca| self.clients(ca)).transpose()?;
+        let key = private_key(&self.key)?;
+        let load = |ca| ClientCa::load(ca, &self.provider);
+        let clients = self.client_ca.as_deref().map(load).transpose()?;
         let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(self.versions)
             .map_err(|error| {
                 TlsError::Settings(format!("tlsCipherSuites and tlsMinVersion: {error}"))
             })?;
         let builder = match &clients {
-            Some(clients) => {
-                builder.with_client_cert_verifier(Arc::new(AskOnly(Arc::clone(clients))))
-            }
+            Some(clients) => builder.with_client_cert_verifier(clients.ask()),
             None => builder.with_no_client_auth(),
         };
         let mut config = builder
@@ -165,28 +150,10 @@ impl Sources {
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(Built { config: Arc::new(config), clients })
     }
-
-    fn clients(&self, ca: &Path) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
-        let mut roots = RootCertStore::empty();
-        for certificate in certificates(ca)? {
-            roots.add(certificate).map_err(|error| content(ca, error))?;
-        }
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&self.provider))
-            .allow_unauthenticated()
-            .build()
-            .map_err(|error| content(ca, error))
-    }
 }
 
-fn content(path: &Path, reason: impl ToString) -> TlsError {
-    TlsError::Content { path: path.to_owned(), reason: reason.to_string() }
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let found: Vec<_> = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect)
-        .map_err(|error| content(path, error))?;
-    if found.is_empty() { Err(content(path, "there is no certificate in it")) } else { Ok(found) }
+fn content(path: &Path, reason: impl ToString) -> longshore_tls::Error {
+    longshore_tls::Error { path: path.to_owned(), reason: reason.to_string() }
 }
 
 /// The cipher suites of TLS 1.2 that are allowed by name; those of TLS 1.3 are all good.
@@ -208,62 +175,6 @@ fn provider(names: &[String]) -> Result<CryptoProvider, TlsError> {
         warn!(?names, "tlsCipherSuites: none of these is spoken here, which leaves TLS 1.3 alone");
     }
     Ok(provider)
-}
-
-/// Makes sure that the client has the key to its certificate, and leaves the certificate's worth
-/// for later: one that is of no worth must not keep its holder from showing a token instead.
-#[derive(Debug)]
-struct AskOnly(Arc<dyn ClientCertVerifier>);
-
-impl ClientCertVerifier for AskOnly {
-    fn client_auth_mandatory(&self) -> bool {
-        false
-    }
-
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.0.root_hint_subjects()
-    }
-
-    fn verify_client_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: UnixTime,
-    ) -> Result<ClientCertVerified, rustls::Error> {
-        Ok(ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.0.verify_tls12_signature(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.0.verify_tls13_signature(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
-    }
-}
-
-/// The common name is the user, each organization a group.
-fn user(certificate: &CertificateDer<'_>) -> Option<User> {
-    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
-    let subject = certificate.subject();
-    let name = subject.iter_common_name().find_map(|name| name.as_str().ok())?.to_owned();
-    let groups =
-        subject.iter_organization().filter_map(|group| group.as_str().ok().map(str::to_owned));
-    (!name.is_empty()).then(|| User::authenticated(name, groups.collect()))
 }
 
 /// The pair in the certificate directory, made when it is not there.

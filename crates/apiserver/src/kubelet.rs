@@ -10,6 +10,7 @@ use http_body_util::Empty;
 use hyper::body::Incoming;
 use hyper::{Request, Response, header};
 use hyper_util::rt::TokioIo;
+use longshore_tls::roots;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
@@ -21,7 +22,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use crate::pki::{self, Identity};
-use crate::server::{load, provider, roots};
+use crate::server::{load, provider};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);

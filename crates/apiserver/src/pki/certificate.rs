@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use longshore_tls::subject_of;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PublicKeyData,
@@ -172,16 +173,6 @@ impl Certificate {
                 && profile.names.iter().all(|name| covers(certificate, name))
         })
     }
-}
-
-/// The common name and the organizations of a certificate's subject: a Kubernetes user and its groups.
-pub(crate) fn subject_of(certificate: &X509Certificate<'_>) -> (Option<String>, Vec<String>) {
-    let subject = certificate.subject();
-    let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
-        attribute.as_str().ok().map(str::to_owned)
-    };
-    let user = subject.iter_common_name().last().and_then(text);
-    (user, subject.iter_organization().filter_map(text).collect())
 }
 
 fn covers(certificate: &X509Certificate<'_>, name: &str) -> bool {

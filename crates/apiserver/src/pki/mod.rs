@@ -15,7 +15,6 @@ use std::path::{Path, PathBuf};
 
 use rcgen::{Issuer, KeyPair};
 
-pub(crate) use certificate::subject_of;
 use certificate::{Certificate, Profile};
 pub use files::write_atomically;
 pub use kubeconfig::Kubeconfig;
@@ -41,6 +40,9 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A file holds nothing usable.
+    #[error(transparent)]
+    File(#[from] longshore_tls::Error),
     /// A certificate could not be made.
     #[error("make a certificate for {name:?}: {source}")]
     Make {

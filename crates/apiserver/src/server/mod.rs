@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub(crate) use body::{Body, BoxError};
-pub(crate) use tls::{Peer, Tls, load, provider, roots};
+pub(crate) use tls::{Peer, Tls, load, provider};
 
 use crate::routes::Router;
 
