@@ -9,7 +9,7 @@ mode=${1:-run}
 run_packages="gcc libc6-dev pkg-config ca-certificates
     containerd runc containernetworking-plugins iptables conntrack busybox-static
     iproute2 util-linux protobuf-compiler libprotobuf-dev"
-test_packages="etcd-server curl"
+test_packages="etcd-server docker-registry curl"
 
 case $mode in
 run) packages=$run_packages ;;
@@ -31,6 +31,7 @@ is_provided() {
     containerd) command -v containerd && command -v ctr ;;
     runc) command -v runc ;;
     etcd-server) command -v etcd ;;
+    docker-registry) command -v docker-registry ;;
     protobuf-compiler) command -v protoc ;;
     containernetworking-plugins) [ -x /usr/lib/cni/bridge ] || [ -x /opt/cni/bin/bridge ] ;;
     *) false ;;
@@ -64,8 +65,8 @@ if [ -n "$missing" ]; then
     fi
     # What is not enabled now must not be enabled by a package's script either.
     new_units=
-    for unit in containerd etcd; do
-        [ -e "/lib/systemd/system/$unit.service" ] || new_units="$new_units $unit.service"
+    for unit in containerd etcd docker-registry; do
+        [ -e "/lib/systemd/system/$unit.service" ] || new_units="$new_units $unit"
     done
 
     export DEBIAN_FRONTEND=noninteractive
@@ -74,8 +75,10 @@ if [ -n "$missing" ]; then
     apt-get install -qy --no-install-recommends $missing
 
     for unit in $new_units; do
-        if [ -e "/lib/systemd/system/$unit" ] && command -v systemctl >/dev/null; then
-            systemctl disable --quiet "$unit" 2>/dev/null || true
+        if [ -e "/lib/systemd/system/$unit.service" ] && command -v systemctl >/dev/null; then
+            systemctl disable --quiet "$unit.service" 2>/dev/null || true
+        elif [ -e "/etc/init.d/$unit" ]; then
+            update-rc.d "$unit" disable || true
         fi
     done
 else

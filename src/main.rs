@@ -27,11 +27,14 @@ fn run(config: Config) -> anyhow::Result<()> {
     // Two threads are enough for a node, and each costs memory.
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(async {
+    let result = runtime.block_on(async {
         let stop = CancellationToken::new();
         cancel_on_signal(stop.clone())?;
         Ok(node::run(config, stop).await?)
-    })
+    });
+    // A thread that hangs in a call to a file system must not keep the process.
+    runtime.shutdown_background();
+    result
 }
 
 fn log(verbosity: u32) {

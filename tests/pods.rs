@@ -225,6 +225,77 @@ async fn a_pod_made_again_under_its_name_is_another_pod() {
     cluster.host.assert_clean();
 }
 
+#[tokio::test]
+async fn what_others_write_over_a_status_is_put_right() {
+    let cluster = Cluster::start().await;
+    cluster.create("web", script(FOREVER)).await;
+    let before = run_of(&cluster.until_ready("web").await);
+    // As a control plane does that has not heard of the node for a while.
+    let unready = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
+    let patch = kube::api::Patch::Strategic(&unready);
+    let params = kube::api::PatchParams::default();
+    let pod = cluster.pods().patch_status("web", &params, &patch).await.expect("a patch");
+    assert_eq!(condition(&pod, "Ready"), "False");
+    assert_eq!(run_of(&cluster.until_ready("web").await), before);
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_new_image_replaces_the_container_whatever_the_policy() {
+    let cluster = Cluster::start().await;
+    let mut spec = script(FOREVER);
+    spec["restartPolicy"] = json!("OnFailure");
+    cluster.create("web", spec).await;
+    let (_, before) = run_of(&cluster.until_ready("web").await);
+    let other = "longshore.local/other:1";
+    cluster.host.ctr(["images", "tag", longshore_testkit::BUSYBOX, other]).expect("a tag");
+    let image = json!({"spec": {"containers": [{"name": "c", "image": other}]}});
+    let patch = kube::api::Patch::Strategic(&image);
+    let params = kube::api::PatchParams::default();
+    cluster.pods().patch("web", &params, &patch).await.expect("a patch");
+    // It ends with 0 when it is told to stop, which must not pass for the pod's success.
+    cluster
+        .until("web", "runs the other image", |pod| match (phase(pod), run_of(pod)) {
+            ("Running", (1, id)) if id != before && condition(pod, "Ready") == "True" => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+        .await;
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_sandbox_that_died_is_replaced_and_does_not_stay() {
+    let cluster = Cluster::start().await;
+    let pod = cluster.create("web", script(FOREVER)).await;
+    cluster.until_ready("web").await;
+    for death in 1..=3 {
+        let (_, container) = run_of(&cluster.pod("web").await);
+        let container = container.trim_start_matches("containerd://");
+        let tasks = cluster.host.ctr(["tasks", "ls"]).unwrap();
+        let running = tasks.lines().filter(|line| line.contains("RUNNING"));
+        let mut ids = running.filter_map(|line| line.split_whitespace().next());
+        let sandbox = ids.find(|id| *id != container).expect("a sandbox");
+        cluster.host.ctr(["tasks", "kill", "--signal", "SIGKILL", sandbox]).expect("killed");
+        cluster
+            .until("web", "runs in another sandbox", |pod| match run_of(pod) {
+                (restarts, _) if restarts == death && condition(pod, "Ready") == "True" => Ok(()),
+                other => Err(format!("{other:?}")),
+            })
+            .await;
+    }
+    // Two sandboxes and two runs: those that are, and those before.
+    wait_until(PATIENCE, "what is older is removed", async || {
+        let left = cluster.host.ctr(["containers", "ls", "-q"]).unwrap();
+        if left.lines().count() <= 4 { Ok(()) } else { Err(left) }
+    })
+    .await
+    .unwrap();
+    cluster.delete("web").await;
+    cluster.until_gone("web").await;
+    cluster.until_traceless(&uid(&pod)).await;
+    cluster.host.assert_clean();
+}
+
 fn first_status(pod: &k8s_openapi::api::core::v1::Pod) -> ContainerStatus {
     let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.clone());
     statuses.unwrap_or_default().into_iter().next().unwrap_or_default()

@@ -5,8 +5,10 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Cluster, FOREVER, PATIENCE, phase, run_of, script, uid};
-use longshore_testkit::wait_until;
+use common::{Cluster, FOREVER, PATIENCE, condition, phase, run_of, script, uid};
+use longshore_testkit::fakecri::{Fault, FaultProxy};
+use longshore_testkit::{Host, wait_until};
+use serde_json::json;
 
 const PODS: usize = 5;
 
@@ -70,6 +72,54 @@ async fn nothing_is_written_by_a_restart_that_changes_nothing() {
         "{:#?}\n{:#?}",
         before.status, after.status
     );
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn what_cannot_be_seen_at_the_start_is_not_started_twice() {
+    let host = Host::start().expect("a host");
+    let socket = host.dir().join("proxy.sock");
+    let proxy = FaultProxy::start(&socket, host.socket()).expect("a proxy");
+    let endpoint = format!("unix://{}", socket.display());
+    let mut cluster = Cluster::on(host, json!({"containerRuntimeEndpoint": endpoint})).await;
+    cluster.create("web", script(FOREVER)).await;
+    let before = run_of(&cluster.until_ready("web").await);
+    cluster.node.daemon().kill().expect("killed");
+    let refusal = Fault::Error(longshore_cri::Code::Unavailable, "busy".to_owned());
+    proxy.inject("ContainerStatus", refusal);
+    let created = proxy.calls("CreateContainer");
+    cluster.node.restart(&cluster.host).expect("started again");
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let pod = cluster.pod("web").await;
+    assert_eq!((run_of(&pod), condition(&pod, "Ready").as_str()), (before.clone(), "True"));
+    proxy.release("ContainerStatus");
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(proxy.calls("CreateContainer"), created);
+    assert_eq!(run_of(&cluster.until_ready("web").await), before);
+    drop(proxy);
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn what_was_started_and_not_seen_is_not_started_twice() {
+    let host = Host::start().expect("a host");
+    let socket = host.dir().join("proxy.sock");
+    let proxy = FaultProxy::start(&socket, host.socket()).expect("a proxy");
+    let endpoint = format!("unix://{}", socket.display());
+    let cluster = Cluster::on(host, json!({"containerRuntimeEndpoint": endpoint})).await;
+    let refusal = Fault::Error(longshore_cri::Code::Unavailable, "busy".to_owned());
+    proxy.inject("ContainerStatus", refusal);
+    cluster.create("web", script(FOREVER)).await;
+    wait_until(PATIENCE, "the container is started", async || {
+        if proxy.calls("StartContainer") > 0 { Ok(()) } else { Err("not yet".to_owned()) }
+    })
+    .await
+    .unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    proxy.release("ContainerStatus");
+    assert_eq!(run_of(&cluster.until_ready("web").await).0, 0);
+    assert_eq!(proxy.calls("CreateContainer"), 1);
+    drop(proxy);
     cluster.host.assert_clean();
 }
 

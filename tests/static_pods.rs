@@ -4,6 +4,7 @@
 mod common;
 
 use std::fs;
+use std::time::Duration;
 
 use common::{Cluster, FOREVER, PATIENCE, script, uid};
 use longshore_testkit::wait_until;
@@ -64,6 +65,40 @@ async fn a_manifest_runs_is_mirrored_follows_edits_and_goes() {
     })
     .await
     .unwrap();
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn edits_back_and_forth_end_with_the_last_and_one_of_it() {
+    let cluster = Cluster::start().await;
+    let file = cluster.node.manifests().join("web.yaml");
+    // It takes its grace of a second to stop, so each edit comes while the last one's end lasts.
+    let first = manifest("web", "trap '' TERM; while true; do sleep 1; done");
+    let second = first.replace("\"c\"", "\"edited\"");
+    let name = format!("web-{}", cluster.host.name());
+    fs::write(&file, &first).unwrap();
+    cluster.until_ready(&name).await;
+    let ids = || cluster.host.ctr(["containers", "ls", "-q"]).unwrap();
+    let before = ids();
+    for text in [Some(&second), Some(&first), None, Some(&first)] {
+        match text {
+            Some(text) => fs::write(&file, text).unwrap(),
+            None => fs::remove_file(&file).unwrap(),
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    wait_until(PATIENCE, "another run of the first manifest, alone", async || {
+        let tasks = cluster.host.ctr(["tasks", "ls"]).unwrap();
+        let old = ids().lines().any(|id| before.contains(id));
+        match !old && tasks.matches("RUNNING").count() == 2 {
+            true => Ok(()),
+            false => Err(tasks),
+        }
+    })
+    .await
+    .unwrap();
+    let mirror = cluster.until_ready(&name).await;
+    assert_eq!(mirror.spec.unwrap().containers[0].name, "c");
     cluster.host.assert_clean();
 }
 

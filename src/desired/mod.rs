@@ -88,11 +88,10 @@ impl Desired {
         self.state().pods.values().map(|(_, pod)| pod.clone()).collect()
     }
 
-    /// The UID under which the apiserver knows a static pod.
-    pub fn mirror_uid(&self, pod: &Pod) -> Option<String> {
+    /// The object under which the apiserver knows a static pod.
+    pub fn mirror(&self, pod: &Pod) -> Option<Arc<Pod>> {
         let state = self.state();
-        let mirror = state.mirrors.get(&full_name(pod))?;
-        mirror::is_of(mirror, pod).then(|| spec::uid(mirror).to_owned())
+        state.mirrors.get(&full_name(pod)).filter(|mirror| mirror::is_of(mirror, pod)).cloned()
     }
 
     /// Merge the sources until they are silent for good.

@@ -44,6 +44,8 @@ struct Record {
     containers: HashMap<String, Seen<Container>>,
     /// Facts that are being looked up after a relist, by id.
     looking: HashSet<String>,
+    /// What is there and no look has seen yet, by id, and since when that is known.
+    unseen: HashMap<String, Instant>,
     published: watch::Sender<Arc<ObservedPod>>,
 }
 
@@ -99,7 +101,7 @@ impl Observer {
         match self.runtime.pod_sandbox_status(id).await {
             Ok(status) => self.saw_sandbox(uid, at, &status.sandbox),
             Err(error) if error.is_not_found() => self.lost(uid, id, at),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(self.missed(uid, id, at, error)),
         }
         Ok(())
     }
@@ -115,7 +117,7 @@ impl Observer {
         match self.runtime.container_status(id).await {
             Ok(status) => self.saw_container(uid, at, sandbox_id, status).await,
             Err(error) if error.is_not_found() => self.lost(uid, id, at),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(self.missed(uid, id, at, error)),
         }
         Ok(())
     }
@@ -147,17 +149,6 @@ impl Observer {
         self.lost(uid, id, Instant::now());
     }
 
-    /// Drop the record of a pod that no worker cares for any more, if nothing of it is left.
-    pub fn forget(&self, uid: &str) {
-        let mut pods = self.pods();
-        if pods
-            .get(uid)
-            .is_some_and(|record| record.sandboxes.is_empty() && record.containers.is_empty())
-        {
-            pods.remove(uid);
-        }
-    }
-
     fn saw_sandbox(&self, uid: &str, at: Instant, status: &v1::PodSandboxStatus) {
         let mut pods = self.pods();
         let record = record(&mut pods, uid);
@@ -167,6 +158,7 @@ impl Observer {
         }
         let seen = Seen { at, listed: status.state, value: convert::sandbox(status) };
         put(&mut record.sandboxes, status.id.clone(), seen);
+        record.unseen.remove(&status.id);
         record.publish(uid);
     }
 
@@ -186,8 +178,14 @@ impl Observer {
         let value = convert::container(status, sandbox_id.to_owned(), message);
         let mut pods = self.pods();
         let record = record(&mut pods, uid);
+        record.unseen.remove(&id);
         put(&mut record.containers, id, Seen { at, listed, value });
         record.publish(uid);
+    }
+
+    fn missed(&self, uid: &str, id: &str, at: Instant, error: longshore_cri::Error) -> Error {
+        record(&mut self.pods(), uid).note(uid, id, at);
+        error.into()
     }
 
     fn lost(&self, uid: &str, id: &str, at: Instant) {
@@ -195,6 +193,7 @@ impl Observer {
         let Some(record) = pods.get_mut(uid) else { return };
         record.sandboxes.retain(|known, seen| known != id || seen.at > at);
         record.containers.retain(|known, seen| known != id || seen.at > at);
+        record.unseen.remove(id);
         record.publish(uid);
     }
 
@@ -211,6 +210,14 @@ pub fn overdue(relisted: Option<Instant>, started: Instant) -> Option<Duration> 
 }
 
 impl Record {
+    /// Note that something is there, if that is all that is known of it.
+    fn note(&mut self, uid: &str, id: &str, at: Instant) {
+        let is_known = self.sandboxes.contains_key(id) || self.containers.contains_key(id);
+        if !is_known && self.unseen.insert(id.to_owned(), at).is_none() {
+            self.publish(uid);
+        }
+    }
+
     fn publish(&self, uid: &str) {
         let mut sandboxes: Vec<Sandbox> =
             self.sandboxes.values().map(|seen| seen.value.clone()).collect();
@@ -224,6 +231,7 @@ impl Record {
             namespace: self.namespace.clone(),
             sandboxes,
             containers,
+            partial: !self.unseen.is_empty(),
         };
         self.published.send_if_modified(|published| {
             let changed = **published != pod;
@@ -242,6 +250,7 @@ fn record<'a>(pods: &'a mut HashMap<String, Record>, uid: &str) -> &'a mut Recor
         sandboxes: HashMap::new(),
         containers: HashMap::new(),
         looking: HashSet::new(),
+        unseen: HashMap::new(),
         published: watch::Sender::new(Arc::new(ObservedPod {
             uid: uid.to_owned(),
             ..ObservedPod::default()

@@ -83,17 +83,19 @@ async fn relist(observer: &Observer) -> Result<(), Error> {
     let first = observer.shared.relisted.borrow().is_none();
     {
         let mut pods = observer.pods();
-        for (uid, known) in pods.iter_mut() {
+        pods.retain(|uid, known| {
             let present: HashSet<&str> =
                 listed.get(uid).into_iter().flatten().map(|listed| listed.id.as_str()).collect();
             if known.drop_absent(&present, at) {
                 known.publish(uid);
             }
-        }
+            !present.is_empty() || !known.is_forgotten()
+        });
         for (uid, items) in listed {
             let record = record(&mut pods, &uid);
             for item in items {
                 if record.wants_look(&item, at) {
+                    record.note(&uid, &item.id, at);
                     record.looking.insert(item.id.clone());
                     looks.spawn(look(observer.clone(), uid.clone(), item));
                 }
@@ -128,10 +130,20 @@ async fn look(observer: Observer, uid: String, item: Listed) {
 impl Record {
     /// Forget what a list asked for at `at` does not show any more. Tells whether anything went.
     fn drop_absent(&mut self, present: &HashSet<&str>, at: Instant) -> bool {
-        let before = self.sandboxes.len() + self.containers.len();
+        let count =
+            |known: &Self| known.sandboxes.len() + known.containers.len() + known.unseen.len();
+        let before = count(self);
         self.sandboxes.retain(|id, seen| present.contains(id.as_str()) || seen.at >= at);
         self.containers.retain(|id, seen| present.contains(id.as_str()) || seen.at >= at);
-        before != self.sandboxes.len() + self.containers.len()
+        self.unseen.retain(|id, since| present.contains(id.as_str()) || *since >= at);
+        before != count(self)
+    }
+
+    /// Whether nothing is left of the pod, and nobody asks for it.
+    fn is_forgotten(&self) -> bool {
+        self.sandboxes.is_empty()
+            && self.containers.is_empty()
+            && self.published.receiver_count() == 0
     }
 
     /// Whether a listed thing differs from what is known, and nobody is looking already.

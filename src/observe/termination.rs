@@ -4,7 +4,8 @@ use std::io::SeekFrom;
 use std::path::Path;
 
 use longshore_cri::v1;
-use tokio::fs::File;
+use nix::libc::O_NONBLOCK;
+use tokio::fs::{File, OpenOptions};
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
 use crate::runtime::labels;
@@ -41,7 +42,9 @@ pub(super) async fn message(status: &v1::ContainerStatus) -> String {
 }
 
 async fn head(path: &Path) -> String {
-    let Ok(file) = File::open(path).await else { return String::new() };
+    // A pod can put a pipe in place of the file, and opening that must not wait for a writer.
+    let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path).await;
+    let Ok(file) = opened else { return String::new() };
     let mut bytes = Vec::new();
     match file.take(MESSAGE_LIMIT).read_to_end(&mut bytes).await {
         Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
@@ -81,4 +84,25 @@ async fn log_tail(path: &Path) -> String {
         message.drain(..cut);
     }
     message
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::expect_used)]
+
+    use std::time::Duration;
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_pipe_in_place_of_the_file_holds_nobody_up() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("pipe");
+        mkfifo(&path, Mode::S_IRWXU).expect("a pipe");
+        let read = tokio::time::timeout(Duration::from_secs(5), head(&path)).await;
+        assert_eq!(read.as_deref(), Ok(""));
+    }
 }

@@ -157,6 +157,6 @@ pub(super) fn restart_count_from_logs(dir: &Path) -> u32 {
 pub(super) fn legacy_log_link(pod: &Pod, container: &str, id: &str) -> PathBuf {
     const NAME_MAX: usize = 251; // 255 less ".log"
     let mut name = format!("{}_{}_{container}-{id}", spec::name(pod), spec::namespace(pod));
-    name.truncate(NAME_MAX);
+    name.truncate(name.floor_char_boundary(NAME_MAX));
     Path::new("/var/log/containers").join(format!("{name}.log"))
 }

@@ -44,7 +44,7 @@ pub(super) async fn of_pod(objects: &Objects, pod: &Pod, image: &str) -> Vec<Aut
         }
     }
     found.sort_by_key(|(key, _)| std::cmp::Reverse(key.len()));
-    found.into_iter().map(|(key, entry)| auth(&key, entry)).collect()
+    found.into_iter().map(|(_, entry)| auth(entry)).collect()
 }
 
 fn entries(secret: &Secret) -> BTreeMap<String, Entry> {
@@ -58,12 +58,12 @@ fn entries(secret: &Secret) -> BTreeMap<String, Entry> {
         .unwrap_or_default()
 }
 
-fn auth(key: &str, entry: Entry) -> AuthConfig {
+/// No server is named: the image says which, and runtimes take the name for a URL.
+fn auth(entry: Entry) -> AuthConfig {
     AuthConfig {
         username: entry.username,
         password: entry.password,
         auth: entry.auth,
-        server_address: key.to_owned(),
         identity_token: entry.identity_token,
         ..AuthConfig::default()
     }

@@ -240,7 +240,10 @@ impl PodRuntime {
             |error: Error| failed("CreateContainerConfigError", "Failed", error.to_string());
         let sandbox_config =
             sandbox::config(&self.settings, pod, sandbox.attempt).map_err(config_error)?;
-        let image = self.images.ensure(pod, start.kind, container, &sandbox_config).await?;
+        let image = self.images.ensure(pod, start.kind, container, &sandbox_config).await;
+        let image = image.inspect_err(|error| {
+            say(true, "Failed", &format!("Error: {}", error.reason));
+        })?;
 
         let log_dir = self.settings.pod_log_dir(pod).join(&container.name);
         create_dir(&log_dir).await.map_err(config_error)?;

@@ -40,7 +40,16 @@ pub async fn watch_manifests(
     let mut changes = changes(&path);
     let mut told: Option<Vec<Pod>> = None;
     loop {
-        let pods = scanner.scan();
+        // A directory on a network may hang, and must not take a thread of the node along.
+        let scanned = tokio::task::spawn_blocking(move || {
+            let pods = scanner.scan();
+            (scanner, pods)
+        });
+        let pods;
+        (scanner, pods) = match scanned.await {
+            Ok(scanned) => scanned,
+            Err(_) => return, // the node stops
+        };
         if told.as_ref() != Some(&pods) {
             told = Some(pods.clone());
             if updates.send((Source::File, Update::Snapshot(pods))).await.is_err() {

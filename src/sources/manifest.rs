@@ -99,6 +99,12 @@ fn validate(pod: &Pod) -> Result<(), Error> {
     if let Some(namespace) = pod.metadata.namespace.as_deref().filter(|n| !is_subdomain(n)) {
         return Err(field("metadata.namespace", format!("{namespace:?} is no DNS name")));
     }
+    // It becomes part of paths.
+    if let Some(uid) =
+        pod.metadata.uid.as_deref().filter(|uid| uid.starts_with('.') || uid.contains('/'))
+    {
+        return Err(field("metadata.uid", format!("{uid:?} is no UID")));
+    }
     let Some(pod_spec) = &pod.spec else { return Err(field("spec", "required")) };
     if pod_spec.containers.is_empty() {
         return Err(field("spec.containers", "required: a pod has at least one container"));
@@ -234,6 +240,15 @@ mod tests {
         ] {
             let error = parsed(text).expect_err(text).to_string();
             assert!(error.contains(expected), "{text}\n→ {error}\nwanted {expected}");
+        }
+    }
+
+    #[test]
+    fn a_uid_that_leads_elsewhere_is_refused() {
+        for uid in ["..", "../../x", "a/b"] {
+            let text = GOOD.replace("{name: web}", &format!("{{name: web, uid: {uid}}}"));
+            let error = parsed(&text).expect_err(uid).to_string();
+            assert!(error.contains("metadata.uid"), "{error}");
         }
     }
 

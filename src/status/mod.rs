@@ -33,14 +33,19 @@ const WRITE_DEADLINE: Duration = Duration::from_secs(30);
 struct Entry {
     pod: Arc<Pod>,
     wanted: PodStatus,
-    /// What the apiserver has taken, as far as known, and of which object.
+    /// What the apiserver has, as far as known, of which object, and as of which version of it.
     written: PodStatus,
     written_uid: String,
+    written_version: u64,
     /// The pod's end is complete: delete its object once the status is taken.
     finish: bool,
     queued: bool,
     writing: bool,
+    /// Something came up while a write was under way.
+    again: bool,
     failures: u32,
+    /// Until when a write that failed is not tried again, whatever comes up meanwhile.
+    retry_at: Option<Instant>,
 }
 
 /// Handle by which workers tell. Cheap to clone. Nothing is written until [`run`](Self::run) runs.
@@ -59,7 +64,6 @@ struct Shared {
 struct State {
     entries: HashMap<String, Entry>,
     queue: VecDeque<String>,
-    retries: Vec<(Instant, String)>,
 }
 
 /// What one write is to do.
@@ -73,7 +77,10 @@ struct Job {
 }
 
 enum Outcome {
-    Taken,
+    /// The object has this version now, 0 if nothing was written.
+    Taken {
+        version: u64,
+    },
     Gone,
     Failed,
 }
@@ -96,7 +103,9 @@ impl StatusWriter {
 
     /// Nobody cares for the pod any more.
     pub fn forget(&self, uid: &str) {
-        self.state().entries.remove(uid);
+        let mut state = self.state();
+        state.entries.remove(uid);
+        state.queue.retain(|queued| queued != uid);
     }
 
     /// Something that a write depends on has changed, such as the mirror of a static pod.
@@ -115,15 +124,19 @@ impl StatusWriter {
             wanted: status.clone(),
             written: pod.status.clone().unwrap_or_default(),
             written_uid: uid.to_owned(),
+            written_version: version(pod),
             finish: false,
             queued: false,
             writing: false,
+            again: false,
             failures: 0,
+            retry_at: None,
         });
+        let is_news = finish || version(pod) > entry.written_version;
         entry.pod = pod.clone();
         entry.wanted = status;
         entry.finish |= finish;
-        if !finish && entry.is_written() {
+        if !is_news && entry.is_written() {
             return;
         }
         state.enqueue(uid);
@@ -168,77 +181,42 @@ impl StatusWriter {
     ) -> Option<Instant> {
         let mut state = self.state();
         let now = Instant::now();
-        let retries = std::mem::take(&mut state.retries);
-        for (at, uid) in retries {
-            match at <= now {
-                true => state.enqueue(&uid),
-                false => state.retries.push((at, uid)),
-            }
-        }
+        state.enqueue_due(now);
         while writes.len() < PARALLEL {
-            let Some(uid) = state.queue.pop_front() else { break };
-            let Some(entry) = state.entries.get_mut(&uid) else { continue };
-            entry.queued = false;
-            if entry.writing {
-                continue; // looked at again when that write is done
-            }
-            // The status of a static pod goes to its mirror.
-            let object_uid = match spec::is_static(&entry.pod) {
-                false => uid.clone(),
-                true => match desired.mirror_uid(&entry.pod) {
-                    Some(mirror) => mirror,
-                    None => continue, // poked when it comes
-                },
-            };
-            if entry.written_uid != object_uid {
-                entry.written = PodStatus::default();
-                entry.written_uid.clone_from(&object_uid);
-            }
-            if entry.is_written() && !entry.finish {
-                continue;
-            }
-            entry.writing = true;
-            let job = Job {
-                uid,
-                pod: entry.pod.clone(),
-                wanted: entry.wanted.clone(),
-                written: entry.written.clone(),
-                object_uid,
-                finish: entry.finish,
-            };
+            let Some(job) = state.next_job(desired) else { break };
             let client = client.clone();
             writes.spawn(async move {
                 let outcome = write(client, &job).await;
                 (job, outcome)
             });
         }
-        state.retries.iter().map(|(at, _)| *at).min()
+        state.entries.values().filter_map(|entry| entry.retry_at).min()
     }
 
     fn wrote(&self, job: Job, outcome: Outcome) {
         let mut state = self.state();
-        let State { entries, retries, .. } = &mut *state;
-        let Some(entry) = entries.get_mut(&job.uid) else { return };
+        let Some(entry) = state.entries.get_mut(&job.uid) else { return };
         entry.writing = false;
+        let again = std::mem::take(&mut entry.again);
         match outcome {
-            Outcome::Gone => {
-                // The object is not there (any more): a later one is another pod.
-                entries.remove(&job.uid);
-                return;
+            // The object is not there (any more): a later one is another pod.
+            Outcome::Gone if !spec::is_static(&entry.pod) => {
+                state.entries.remove(&job.uid);
             }
-            Outcome::Failed => {
+            // A static pod gets another mirror.
+            Outcome::Gone | Outcome::Failed => {
                 let wait = RETRY_BASE.saturating_mul(1 << entry.failures.min(8)).min(RETRY_MAX);
                 entry.failures += 1;
-                retries.push((Instant::now() + wait, job.uid));
-                return;
+                entry.retry_at = Some(Instant::now() + wait);
             }
-            Outcome::Taken => {
+            Outcome::Taken { version } => {
                 entry.failures = 0;
                 entry.written = job.wanted;
+                entry.written_version = entry.written_version.max(version);
+                if again || entry.finish != job.finish || !entry.is_written() {
+                    state.enqueue(&job.uid);
+                }
             }
-        }
-        if entry.finish != job.finish || !entry.is_written() {
-            state.enqueue(&job.uid);
         }
     }
 
@@ -251,8 +229,9 @@ impl StatusWriter {
 impl State {
     fn enqueue(&mut self, uid: &str) {
         let Some(entry) = self.entries.get_mut(uid) else { return };
-        if entry.queued || entry.writing {
-            return; // a write under way looks for news when it is done
+        entry.again |= entry.writing;
+        if entry.queued || entry.writing || entry.retry_at.is_some() {
+            return; // looked at when the write is done, or its retry is due
         }
         entry.queued = true;
         match entry.finish {
@@ -261,12 +240,65 @@ impl State {
             false => self.queue.push_back(uid.to_owned()),
         }
     }
+
+    /// The next write that there is to do.
+    fn next_job(&mut self, desired: &Desired) -> Option<Job> {
+        loop {
+            let uid = self.queue.pop_front()?;
+            let Some(entry) = self.entries.get_mut(&uid) else { continue };
+            entry.queued = false;
+            // The status of a static pod goes to its mirror.
+            let object = match spec::is_static(&entry.pod) {
+                false => entry.pod.clone(),
+                true => match desired.mirror(&entry.pod) {
+                    Some(mirror) => mirror,
+                    None => continue, // poked when it comes
+                },
+            };
+            entry.take_in(&object);
+            if entry.is_written() && !entry.finish {
+                continue;
+            }
+            entry.writing = true;
+            return Some(Job {
+                uid,
+                pod: entry.pod.clone(),
+                wanted: entry.wanted.clone(),
+                written: entry.written.clone(),
+                object_uid: entry.written_uid.clone(),
+                finish: entry.finish,
+            });
+        }
+    }
+
+    fn enqueue_due(&mut self, now: Instant) {
+        let due = self.entries.iter_mut().filter_map(|(uid, entry)| {
+            entry.retry_at.take_if(|at| *at <= now).map(|_| uid.clone())
+        });
+        for uid in due.collect::<Vec<_>>() {
+            self.enqueue(&uid);
+        }
+    }
 }
 
 impl Entry {
     fn is_written(&self) -> bool {
         self.written == self.wanted
     }
+
+    /// Others write too: the apiserver has what the newest version of its object says.
+    fn take_in(&mut self, object: &Pod) {
+        if self.written_uid != spec::uid(object) || self.written_version < version(object) {
+            self.written = object.status.clone().unwrap_or_default();
+            self.written_uid = spec::uid(object).to_owned();
+            self.written_version = version(object);
+        }
+    }
+}
+
+/// Versions of one object are ordered, as numbers.
+fn version(pod: &Pod) -> u64 {
+    pod.metadata.resource_version.as_deref().and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
 async fn write(client: kube::Client, job: &Job) -> Outcome {
@@ -290,9 +322,13 @@ async fn write(client: kube::Client, job: &Job) -> Outcome {
 async fn write_once(client: kube::Client, job: &Job) -> Result<Outcome, kube::Error> {
     let pods: Api<Pod> = Api::namespaced(client, spec::namespace(&job.pod));
     let name = spec::name(&job.pod);
+    let mut taken = 0;
     if let Some(body) = patch::between(&job.object_uid, &job.written, &job.wanted) {
         match pods.patch_status(name, &PatchParams::default(), &Patch::Strategic(body)).await {
-            Ok(_) => debug!(pod = name, uid = job.uid, phase = job.wanted.phase, "status written"),
+            Ok(pod) => {
+                debug!(pod = name, uid = job.uid, phase = job.wanted.phase, "status written");
+                taken = version(&pod);
+            }
             Err(error) => return gone_or(&pods, job, error).await,
         }
     }
@@ -310,7 +346,7 @@ async fn write_once(client: kube::Client, job: &Job) -> Result<Outcome, kube::Er
             Err(error) => return gone_or(&pods, job, error).await,
         }
     }
-    Ok(Outcome::Taken)
+    Ok(Outcome::Taken { version: taken })
 }
 
 /// A refusal because the object is another one by now, or none, is as good as written: there is
@@ -327,3 +363,6 @@ async fn gone_or(pods: &Api<Pod>, job: &Job, error: kube::Error) -> Result<Outco
         false => Ok(Outcome::Gone),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,11 +3,21 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::PodStatus;
+use longshore_pod::status::is_owned;
 use serde_json::{Map, Value, json};
+
+/// Fields that others write and the node only reads.
+const FOREIGN: [&str; 4] = [
+    "nominatedNodeName",
+    "resourceClaimStatuses",
+    "extendedResourceClaimStatus",
+    "nodeAllocatableResourceClaimStatuses",
+];
 
 /// The patch of an object with that UID; `None` if nothing differs.
 ///
-/// Only what changed is sent, and conditions one by one: others own conditions too.
+/// Only what changed and is the node's own is sent, and conditions one by one: what is known of
+/// the others' may be old, and must not be written back.
 pub(super) fn between(uid: &str, old: &PodStatus, new: &PodStatus) -> Option<Value> {
     let (old, new) = (fields(old), fields(new));
     let mut status = Map::new();
@@ -35,7 +45,14 @@ pub(super) fn between(uid: &str, old: &PodStatus, new: &PodStatus) -> Option<Val
 
 fn fields(status: &PodStatus) -> Map<String, Value> {
     match serde_json::to_value(status) {
-        Ok(Value::Object(fields)) => fields,
+        Ok(Value::Object(mut fields)) => {
+            fields.retain(|key, _| !FOREIGN.contains(&key.as_str()));
+            if let Some(Value::Array(conditions)) = fields.get_mut("conditions") {
+                conditions.retain(|condition| condition["type"].as_str().is_some_and(is_owned));
+            }
+            fields.retain(|_, value| *value != json!([]));
+            fields
+        }
         // A PodStatus is an object, and it has no key that JSON could not take.
         _ => Map::new(),
     }
@@ -76,19 +93,30 @@ mod tests {
     }
 
     #[test]
+    fn what_others_own_is_never_written_back() {
+        let old = PodStatus::default();
+        let new = PodStatus {
+            conditions: Some(vec![condition("example.com/gate", "True")]),
+            nominated_node_name: Some("n".into()),
+            ..PodStatus::default()
+        };
+        assert_eq!(between("u", &old, &new), None);
+    }
+
+    #[test]
     fn only_changes_are_sent_and_what_went_is_nulled() {
         let old = PodStatus {
             phase: Some("Pending".into()),
             reason: Some("Because".into()),
             host_ip: Some("10.0.0.1".into()),
-            conditions: Some(vec![condition("A", "False"), condition("B", "True")]),
+            conditions: Some(vec![condition("Ready", "False"), condition("PodScheduled", "True")]),
             ..PodStatus::default()
         };
         let new = PodStatus {
             phase: Some("Running".into()),
             host_ip: Some("10.0.0.1".into()),
             pod_ips: Some(vec![PodIP { ip: "10.1.0.2".into() }]),
-            conditions: Some(vec![condition("A", "True"), condition("B", "True")]),
+            conditions: Some(vec![condition("Ready", "True"), condition("PodScheduled", "True")]),
             ..PodStatus::default()
         };
         let expected = json!({
@@ -97,7 +125,7 @@ mod tests {
                 "phase": "Running",
                 "reason": null,
                 "podIPs": [{"ip": "10.1.0.2"}, {"$patch": "replace"}],
-                "conditions": [{"type": "A", "status": "True", "reason": null, "message": null}],
+                "conditions": [{"type": "Ready", "status": "True", "reason": null, "message": null}],
             },
         });
         assert_eq!(between("u", &old, &new), Some(expected));

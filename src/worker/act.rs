@@ -63,7 +63,7 @@ async fn steps(
                 .map_err(killing);
         }
         SandboxStep::Create { attempt } => {
-            if observed.is_active() {
+            if !observed.is_gone() {
                 tools.announcer.pod(
                     pod,
                     false,
@@ -107,6 +107,7 @@ async fn steps(
             Err(error) => acted.not_started.push((start.name.clone(), error)),
         }
     }
+    remove_old_sandboxes(tools, pod).await;
     Ok(())
 }
 
@@ -124,6 +125,19 @@ async fn mount(
     let mounted = Arc::new(mounted);
     acted.mounts = Some(mounted.clone());
     Ok(mounted)
+}
+
+/// Of the sandboxes before the newest, keep those with a run that is kept.
+async fn remove_old_sandboxes(tools: &Tools, pod: &Pod) {
+    let observed = tools.observer.subscribe(spec::uid(pod)).borrow().clone();
+    for old in observed.sandboxes.iter().skip(1) {
+        if observed.containers.iter().any(|run| run.sandbox_id == old.id) {
+            continue;
+        }
+        if let Err(error) = tools.runtime.remove_sandbox(spec::uid(pod), &old.id).await {
+            debug!(pod = describe(pod), id = old.id, %error, "old sandbox not removed");
+        }
+    }
 }
 
 /// Of the runs of a container before the one that was just started, keep the newest alone.

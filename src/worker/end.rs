@@ -38,7 +38,8 @@ pub(super) async fn stop_all(
         tools.runtime.stop_container(uid, &run.id, &run.sandbox_id, grace).await
     }))
     .await?;
-    let sandboxes = observed.sandboxes.iter().filter(|sandbox| sandbox.ready);
+    // One that died by itself still has its address, until it is stopped.
+    let sandboxes = observed.sandboxes.iter();
     try_join_all(sandboxes.map(|sandbox| tools.runtime.stop_sandbox(uid, &sandbox.id))).await?;
     Ok(())
 }
@@ -49,7 +50,7 @@ impl Task {
         debug!(pod = describe(&self.pod), ?grace, ?why, "pod ends");
         let observed = self.observed.borrow_and_update().clone();
         self.tell(&observed);
-        if !observed.is_active() {
+        if observed.is_gone() {
             self.phase = Phase::Terminated;
             return;
         }
@@ -59,12 +60,19 @@ impl Task {
         loop {
             tokio::select! {
                 stopped = &mut stopping => {
-                    if let Err(error) = stopped {
-                        let message = format!("error killing pod: {error}");
-                        self.tools.announcer.pod(&self.pod, true, "FailedKillPod", &message);
-                        self.pause().await;
-                        self.look().await;
+                    match stopped {
+                        Ok(()) if !self.observed.borrow().is_active() => {
+                            self.phase = Phase::Terminated;
+                            return;
+                        }
+                        Ok(()) => {}
+                        Err(error) => {
+                            let message = format!("error killing pod: {error}");
+                            self.tools.announcer.pod(&self.pod, true, "FailedKillPod", &message);
+                        }
                     }
+                    self.pause().await;
+                    self.look().await;
                     return;
                 }
                 Ok(()) = self.observed.changed() => {

@@ -53,7 +53,7 @@ pub struct Pool {
     tools: Arc<Tools>,
     desired: Desired,
     workers: HashMap<String, watch::Sender<Order>>,
-    /// Static pods that wait for one of the same name to come to its end.
+    /// Pods that wait for an earlier one of the same name to come to its end.
     waiting: HashMap<(String, String), Arc<Pod>>,
     tasks: JoinSet<String>,
     /// Whether directories that earlier daemons left have been looked for.
@@ -134,15 +134,17 @@ impl Pool {
     fn set(&mut self, pod: Arc<Pod>) {
         let name = (spec::namespace(&pod).to_owned(), spec::name(&pod).to_owned());
         let uid = spec::uid(&pod);
+        // A worker that leaves nothing of a pod is not called back: the pod begins anew after it.
+        let leaving = self.workers.get(uid).is_some_and(|worker| worker.borrow().gone);
         // Static pods of one name share ports, files and a mirror: they take turns.
         let taken = spec::is_static(&pod)
             && self.workers.iter().any(|(other, worker)| {
                 let order = worker.borrow();
                 let same_name =
                     spec::name(&order.pod) == name.1 && spec::namespace(&order.pod) == name.0;
-                same_name && (other != uid || order.gone)
+                same_name && other != uid
             });
-        if taken {
+        if leaving || taken {
             self.waiting.insert(name, pod);
             return;
         }
@@ -160,7 +162,6 @@ impl Pool {
 
     fn ended(&mut self, uid: &str) {
         let order = self.workers.remove(uid);
-        self.tools.observer.forget(uid);
         let Some(order) = order.map(|orders| orders.borrow().clone()) else { return };
         let name = (spec::namespace(&order.pod).to_owned(), spec::name(&order.pod).to_owned());
         if let Some(next) = self.waiting.remove(&name) {

@@ -13,6 +13,7 @@ use longshore_pod::plan::{self, BackoffKey, Plan, plan};
 use longshore_pod::status::{self, Context};
 use longshore_pod::{Timestamp, spec};
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::debug;
 
 use super::act::{Acted, act};
@@ -42,6 +43,8 @@ pub(super) struct Task {
     /// Why containers do not run, by name.
     waiting: HashMap<String, Wait>,
     mounts: Option<Arc<PodMounts>>,
+    /// When the data in the volumes was compared with its source last.
+    refreshed: Instant,
 }
 
 /// A container's wait.
@@ -67,6 +70,7 @@ impl Task {
             retry_at: None,
             waiting: HashMap::new(),
             mounts: None,
+            refreshed: Instant::now(),
             pod,
             tools,
         }
@@ -114,6 +118,11 @@ impl Task {
         }
         let observed = self.observed.borrow_and_update().clone();
         let now = Timestamp::now();
+        self.retry_at = self.retry_at.filter(|at| *at > now);
+        if observed.partial {
+            // Half a picture would be told, and acted upon, as if the rest were lost.
+            return self.wait(None).await;
+        }
         let plan = self.due(plan(&self.pod, &observed, &self.restarts, now), now);
         self.note_delays(&plan, now);
         self.tell(&observed);
@@ -121,11 +130,10 @@ impl Task {
             self.phase = Phase::Terminating { grace: grace(&self.pod), why: Why::Completed };
             return;
         }
-        if plan.is_idle() || self.retry_at.is_some_and(|at| at > now) {
+        if plan.is_idle() || self.retry_at.is_some() {
             self.wait(plan.wake_at()).await;
             return;
         }
-        self.retry_at = None;
         for start in &plan.start {
             // A run that follows another counts as its restart, whether it comes to be or not.
             if let Some((_, container)) = spec::container(&self.pod, &start.name)
@@ -139,10 +147,13 @@ impl Task {
         loop {
             tokio::select! {
                 acted = &mut acting => return self.acted(acted),
-                // What has been done so far is news already.
+                // What has been done so far is news already, but no end: there is more to do.
                 Ok(()) = self.observed.changed() => {
                     let observed = self.observed.borrow_and_update().clone();
-                    self.tell(&observed);
+                    let phase = self.status(&observed).phase.unwrap_or_default();
+                    if !observed.partial && !status::is_final(&phase) {
+                        self.tell(&observed);
+                    }
                 }
                 Ok(()) = self.order.changed() => {
                     // Dropping the act cancels its calls.
@@ -211,6 +222,9 @@ impl Task {
         for name in acted.started {
             self.waiting.remove(&name);
         }
+        if acted.not_started.is_empty() && acted.failed.is_none() {
+            self.retries.retain(|()| false);
+        }
         for (name, error) in acted.not_started {
             let until = match error.retry_at {
                 Some(until) => until,
@@ -230,12 +244,9 @@ impl Task {
             };
             self.waiting.insert(name, wait);
         }
-        match acted.failed {
-            Some((reason, message)) => {
-                self.tools.announcer.pod(&self.pod, true, reason, &message);
-                self.retry_at = Some(self.next_retry(now));
-            }
-            None => self.retry_at = None,
+        if let Some((reason, message)) = acted.failed {
+            self.tools.announcer.pod(&self.pod, true, reason, &message);
+            self.retry_at = Some(self.next_retry(now));
         }
     }
 
@@ -256,13 +267,16 @@ impl Task {
                 None => std::future::pending().await,
                 Some(at) => {
                     let left = at.duration_since(Timestamp::now());
-                    tokio::time::sleep(Duration::try_from(left).unwrap_or_default()).await;
+                    sleep(Duration::try_from(left).unwrap_or_default()).await;
                 }
             }
         };
         let refresh = async {
             match &self.mounts {
-                Some(mounts) if !mounts.is_empty() => tokio::time::sleep(REFRESH).await,
+                Some(mounts) if !mounts.is_empty() => {
+                    sleep_until(self.refreshed + REFRESH).await;
+                    self.tools.runtime.refresh_volumes(&self.pod).await
+                }
                 _ => std::future::pending().await,
             }
         };
@@ -270,8 +284,11 @@ impl Task {
             _ = self.order.changed() => {}
             _ = self.observed.changed() => {}
             () = wake => {}
-            () = refresh => if let Err(error) = self.tools.runtime.refresh_volumes(&self.pod).await {
-                debug!(pod = describe(&self.pod), %error, "volumes not refreshed");
+            refreshed = refresh => {
+                self.refreshed = Instant::now();
+                if let Err(error) = refreshed {
+                    debug!(pod = describe(&self.pod), %error, "volumes not refreshed");
+                }
             }
         }
     }
@@ -279,7 +296,10 @@ impl Task {
     /// Compute the pod's status and hand it to the writer.
     pub(super) fn tell(&mut self, observed: &ObservedPod) {
         self.told = self.status(observed);
-        self.tools.status.tell(&self.pod, self.told.clone());
+        // The object of a pod that its source has no more is gone, or another pod's.
+        if !self.order.borrow().gone {
+            self.tools.status.tell(&self.pod, self.told.clone());
+        }
     }
 
     pub(super) fn status(&self, observed: &ObservedPod) -> PodStatus {

@@ -99,7 +99,9 @@ impl StatusError {
     /// 404: no such path, group, version or resource.
     #[must_use]
     pub fn no_such_path() -> Self {
+        // With details, since kubectl looks into those of any 404.
         Self::plain(404, "NotFound", "the server could not find the requested resource")
+            .with_details(Details::default())
     }
 
     /// 409: the name is taken.
@@ -165,7 +167,7 @@ impl StatusError {
             "the server rejected our request due to an error in our request",
         )
         .with_details(Details {
-            causes: vec![Cause { reason: "", message: why.into(), field: String::new() }],
+            causes: vec![Cause { reason: "", message: why.into(), field: "patch".into() }],
             ..Details::default()
         })
     }
@@ -210,9 +212,10 @@ impl StatusError {
         Self::plain(410, "Gone", message)
     }
 
-    /// 405: this verb is not served on this resource.
+    /// 405: this verb (empty for a method that is none of the API's) is not served on this resource.
     #[must_use]
     pub fn method_not_allowed(resource: &Resource, verb: &str) -> Self {
+        let verb = if verb.is_empty() { "this method" } else { verb };
         let message =
             format!("{verb} is not supported on resources of kind {:?}", resource.qualified());
         Self::about(405, "MethodNotAllowed", resource, "", message)

@@ -136,12 +136,29 @@ fn get_describe_and_delete() {
     kubectl.ok("run quick --image=busybox");
     kubectl.ok("expose pod quick --port=80");
     assert!(kubectl.ok("get service quick").contains("80/TCP"));
-    kubectl.ok_with(
-        "create -f -",
-        r#"{"apiVersion":"v1","kind":"Secret","metadata":{"name":"s"},"data":{"x":"eQ=="}}"#,
-    );
-    assert!(kubectl.ok("describe secret s").contains("x:  1 bytes"));
+    assert!(kubectl.fails("debug quick --image=busybox", "").contains("ephemeral containers are"));
     kubectl.ok("delete secret,service,pod --all --now");
+}
+
+/// Since 1.32, kubectl sends these as protobuf.
+#[test]
+fn create_and_auth_by_subcommands() {
+    let kubectl = kubectl!();
+    kubectl.ok("create namespace shop");
+    kubectl.ok("create configmap c --from-literal=a=b");
+    assert_eq!(kubectl.ok("get configmap c -o jsonpath={.data}"), r#"{"a":"b"}"#);
+    kubectl.ok("create secret generic s --from-literal=x=y");
+    assert!(kubectl.ok("describe secret s").contains("x:  1 bytes"));
+    kubectl.ok("create serviceaccount robot");
+    kubectl.ok("create service nodeport web --tcp=80:8080 --node-port=30080");
+    let ports = kubectl.ok("get service web -o jsonpath={.spec.ports[0]}");
+    let wanted = json!({"name": "80-8080", "nodePort": 30080, "port": 80, "protocol": "TCP", "targetPort": 8080});
+    assert_eq!(serde_json::from_str::<Value>(&ports).unwrap(), wanted);
+    assert_eq!(kubectl.ok("auth can-i delete pods"), "yes\n");
+    assert!(kubectl.ok("auth whoami").contains("kubernetes-admin"));
+    let error = kubectl.fails("get pods --as=bob", "");
+    assert!(error.contains("User \"bob\" cannot list resource \"pods\""), "{error}");
+    kubectl.ok("delete namespace shop --timeout=20s");
 }
 
 #[test]

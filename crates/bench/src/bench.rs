@@ -50,16 +50,17 @@ pub(crate) async fn run(args: &Args) -> Result<Figures> {
 async fn measure(host: &mut Host, args: &Args) -> Result<Figures> {
     let floor = Runs::new(host)?;
     say("warm-up");
-    floor.run(WARM_UP, Limit::None).await?;
+    floor.run(host, WARM_UP, Limit::None).await?;
 
     let mut rounds: Vec<Round> = Vec::new();
     loop {
         let round = rounds.len() + 1;
-        let limits = rounds.first().map_or(LIMITS.to_vec(), |first| vec![first.best_limit()]);
+        let best = rounds.first().and_then(Round::floor).map(|floor| vec![floor.limit]);
+        let limits = best.unwrap_or(LIMITS.to_vec());
         let mut floors = Vec::new();
         for limit in limits {
             say(&format!("round {round}/{}: floor, {limit}", args.repeat));
-            floors.push(floor.run(args.pods, limit).await?);
+            floors.push(floor.run(host, args.pods, limit).await?);
         }
 
         say(&format!("round {round}/{}: burst", args.repeat));
@@ -90,14 +91,9 @@ async fn rest(cluster: &mut Cluster<'_>, args: &Args) -> Result<(Idle, Restart, 
 }
 
 impl Round {
-    /// The quickest of the round's floors.
-    pub(crate) fn floor(&self) -> f64 {
-        self.floors.iter().map(|floor| floor.seconds).fold(f64::INFINITY, f64::min)
-    }
-
-    fn best_limit(&self) -> Limit {
-        let best = self.floors.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds));
-        best.map_or(Limit::None, |floor| floor.limit)
+    /// The quickest of the round's floors; there is one.
+    pub(crate) fn floor(&self) -> Option<&Floor> {
+        self.floors.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds))
     }
 }
 

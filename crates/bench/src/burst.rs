@@ -1,5 +1,5 @@
 //! Many pods at once, from the first POST to the last Ready.
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -31,8 +31,12 @@ pub(crate) struct Burst {
     pub(crate) pod_seconds: Spread,
     /// From the first POST until two seconds after the last Ready.
     pub(crate) cpu_seconds: Uses<f64>,
+    /// Of everything on the host, in that time.
+    pub(crate) host_cpu_seconds: Option<f64>,
     /// In MiB, after that.
     pub(crate) memory: Uses<Memory>,
+    /// Of everybody to the apiserver in that time, by verb and resource.
+    pub(crate) requests: BTreeMap<String, u64>,
 }
 
 pub(crate) async fn run(cluster: &mut Cluster<'_>, names: &[String]) -> Result<Burst> {
@@ -40,7 +44,8 @@ pub(crate) async fn run(cluster: &mut Cluster<'_>, names: &[String]) -> Result<B
     let manifests: Vec<Pod> =
         names.iter().map(|name| pods::manifest(name, &node)).collect::<Result<_>>()?;
     let (_, mut changes) = Changes::open(&pods, PATIENCE).await?;
-    let before = cluster.uses()?;
+    let requests_before = cluster.requests().await?;
+    let (before, host_before) = (cluster.uses()?, cluster.host_cpu_seconds());
 
     let start = Instant::now();
     let posts = async {
@@ -52,7 +57,12 @@ pub(crate) async fn run(cluster: &mut Cluster<'_>, names: &[String]) -> Result<B
     let seconds = start.elapsed().as_secs_f64();
 
     tokio::time::sleep(TAIL).await;
-    let after = cluster.uses()?;
+    let (after, host_after) = (cluster.uses()?, cluster.host_cpu_seconds());
+    let mut requests = cluster.requests().await?;
+    for (what, count) in &mut requests {
+        *count -= requests_before.get(what).copied().unwrap_or(0);
+    }
+    requests.retain(|_, count| *count > 0);
     let each =
         sent.iter().filter_map(|(name, sent)| Some((*ready.get(name)? - *sent).as_secs_f64()));
     Ok(Burst {
@@ -60,7 +70,9 @@ pub(crate) async fn run(cluster: &mut Cluster<'_>, names: &[String]) -> Result<B
         posted_seconds: posted.as_secs_f64(),
         pod_seconds: Spread::of(each.collect()).context("no pod was seen")?,
         cpu_seconds: after.cpu_since(&before),
+        host_cpu_seconds: Option::zip(host_after, host_before).map(|(a, b)| a - b),
         memory: after.memory(),
+        requests,
     })
 }
 

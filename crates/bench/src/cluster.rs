@@ -1,4 +1,5 @@
 //! Apiserver and node daemon on the host, and what they use of the machine.
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -92,6 +93,11 @@ impl<'a> Cluster<'a> {
         self.client.clone()
     }
 
+    /// CPU-seconds of everything on the host, as far as they are known.
+    pub(crate) fn host_cpu_seconds(&self) -> Option<f64> {
+        process::host_cpu_seconds(self.host)
+    }
+
     /// What the daemons use now; errs when one of them has ended.
     pub(crate) fn uses(&mut self) -> Result<Uses<Use>> {
         let of = |daemon: &mut longshore_testkit::Daemon| -> Result<Use> {
@@ -103,6 +109,12 @@ impl<'a> Cluster<'a> {
             apiserver: of(self.apiserver.daemon())?,
             containerd: of(self.host.containerd()?)?,
         })
+    }
+
+    /// How many requests the apiserver has answered, by verb and resource.
+    pub(crate) async fn requests(&self) -> Result<BTreeMap<String, u64>> {
+        let request = hyper::Request::get("/metrics").body(Vec::new())?;
+        Ok(request_counts(&self.client.request_text(request).await?))
     }
 
     pub(crate) async fn machine(&self) -> Result<Machine> {
@@ -118,6 +130,23 @@ impl<'a> Cluster<'a> {
             kubelet: info.kubelet_version,
         })
     }
+}
+
+/// From the counters `apiserver_request_total`, in Prometheus' text format.
+fn request_counts(metrics: &str) -> BTreeMap<String, u64> {
+    let mut counts = BTreeMap::new();
+    for line in metrics.lines().filter_map(|line| line.strip_prefix("apiserver_request_total{")) {
+        let Some((labels, count)) = line.rsplit_once("} ") else { continue };
+        let label = |name: &str| {
+            let value = labels.split(',').find_map(|label| label.trim().strip_prefix(name));
+            value.map_or("", |value| value.trim_start_matches('=').trim_matches('"'))
+        };
+        let (resource, sub) = (label("resource"), label("subresource"));
+        let slash = if sub.is_empty() { "" } else { "/" };
+        let what = format!("{} {resource}{slash}{sub} {}", label("verb"), label("code"));
+        *counts.entry(what).or_default() += count.parse().unwrap_or(0);
+    }
+    counts
 }
 
 impl Uses<Use> {
@@ -137,5 +166,23 @@ impl Uses<Use> {
             apiserver: self.apiserver.memory,
             containerd: self.containerd.memory,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_counted_by_verb_and_resource() {
+        let metrics = r#"# TYPE apiserver_request_total counter
+apiserver_request_total{verb="PATCH",group="",version="v1",resource="pods",subresource="status",code="200"} 7
+apiserver_request_total{verb="PATCH",group="x",version="v1",resource="pods",subresource="status",code="200"} 2
+apiserver_request_total{verb="POST",group="",version="v1",resource="pods",subresource="",code="201"} 5
+other{verb="POST"} 3
+"#;
+        let expected = [("PATCH pods/status 200", 9), ("POST pods 201", 5)];
+        let expected = expected.map(|(what, count)| (what.to_owned(), count));
+        assert_eq!(request_counts(metrics), BTreeMap::from(expected));
     }
 }

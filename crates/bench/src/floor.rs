@@ -12,6 +12,9 @@ use longshore_cri::{Options, Runtime};
 use longshore_testkit::{Host, PAUSE};
 use serde::{Serialize, Serializer};
 
+use crate::process;
+use crate::statistics::Spread;
+
 /// How many pods may be in the making at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Limit {
@@ -25,25 +28,33 @@ pub(crate) struct Floor {
     pub(crate) limit: Limit,
     /// From the first call to the answer that the last container runs.
     pub(crate) seconds: f64,
+    /// Each pod, from the first call of all to the answer that its container runs.
+    pub(crate) pod_seconds: Spread,
+    /// Of containerd without its shims, in that time.
+    pub(crate) containerd_cpu_seconds: f64,
+    /// Of everything on the host.
+    pub(crate) host_cpu_seconds: Option<f64>,
 }
 
 /// Runs floors on a host.
 pub(crate) struct Runs {
     runtime: Runtime,
+    containerd: u32,
     /// Files that are bound into containers, and logs.
     dir: PathBuf,
     cgroup_root: String,
 }
 
 impl Runs {
-    pub(crate) fn new(host: &Host) -> Result<Self> {
+    pub(crate) fn new(host: &mut Host) -> Result<Self> {
         let runtime = Runtime::new(Options::new(host.socket().display().to_string()))?;
         let dir = host.dir().join("floor");
         fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
         for file in ["hosts", "termination-log"] {
             fs::write(dir.join(file), "127.0.0.1 localhost\n")?;
         }
-        Ok(Self { runtime, dir, cgroup_root: host.cgroup_root() })
+        let containerd = host.containerd()?.pid();
+        Ok(Self { runtime, containerd, dir, cgroup_root: host.cgroup_root() })
     }
 
     /// The client of the host's runtime.
@@ -52,20 +63,35 @@ impl Runs {
     }
 
     /// Starts so many pods and, when all run, removes them again.
-    pub(crate) async fn run(&self, pods: u16, limit: Limit) -> Result<Floor> {
+    pub(crate) async fn run(&self, host: &Host, pods: u16, limit: Limit) -> Result<Floor> {
         let at_once = match limit {
             Limit::At(limit) => limit,
             Limit::None => pods.into(),
         };
+        let containerd_before = process::look(self.containerd)?.cpu_seconds;
+        let host_before = process::host_cpu_seconds(host);
         let start = Instant::now();
-        let started = stream::iter((0..pods).map(|pod| self.start_pod(pod)));
-        let sandboxes: Vec<String> = started.buffer_unordered(at_once).try_collect().await?;
+        let started = (0..pods).map(|pod| async move {
+            let id = self.start_pod(pod).await?;
+            Ok::<_, anyhow::Error>((id, start.elapsed().as_secs_f64()))
+        });
+        let started = stream::iter(started).buffer_unordered(at_once).try_collect().await?;
         let seconds = start.elapsed().as_secs_f64();
+        let containerd_after = process::look(self.containerd)?.cpu_seconds;
+        let host_after = process::host_cpu_seconds(host);
+        let (sandboxes, each): (Vec<String>, Vec<f64>) = started;
+        let pod_seconds = Spread::of(each).context("no pod was started")?;
 
         let removed = stream::iter(sandboxes.iter().map(|id| self.remove_pod(id)));
         removed.buffer_unordered(8).try_collect::<()>().await?;
         self.remove_cgroups()?;
-        Ok(Floor { limit, seconds })
+        Ok(Floor {
+            limit,
+            seconds,
+            pod_seconds,
+            containerd_cpu_seconds: containerd_after - containerd_before,
+            host_cpu_seconds: Option::zip(host_after, host_before).map(|(a, b)| a - b),
+        })
     }
 
     /// Gives the sandbox's id once its container runs.

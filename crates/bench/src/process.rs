@@ -1,5 +1,9 @@
 //! What a process has used, from /proc.
+use std::fs;
+use std::path::Path;
+
 use anyhow::{Context, Result};
+use longshore_testkit::Host;
 use procfs::process::Process;
 use serde::Serialize;
 
@@ -38,6 +42,19 @@ pub(crate) fn look(pid: u32) -> Result<Use> {
             peak: kib(status.vmhwm),
         },
     })
+}
+
+/// CPU-seconds of everything that ran on the host, however short it lived; none without cgroup v2.
+///
+/// Unlike a duration it hardly depends on what else the machine has to do.
+pub(crate) fn host_cpu_seconds(host: &Host) -> Option<f64> {
+    let group = host.cgroup_root();
+    let mut trees = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"].into_iter().map(Path::new);
+    let stat = trees.find_map(|tree| {
+        fs::read_to_string(tree.join(group.trim_start_matches('/')).join("cpu.stat")).ok()
+    })?;
+    let usage = stat.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
+    Some(usage.parse::<f64>().ok()? / 1e6)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@ use std::fmt::Write;
 
 use crate::bench::{Figures, Round};
 use crate::cluster::Uses;
+use crate::floor::Floor;
 use crate::process::Memory;
 use crate::statistics::{Spread, median};
 
@@ -15,7 +16,10 @@ pub(crate) fn table(figures: &Figures) -> String {
         apiserver: median(rounds.iter().map(|round| figure(round).apiserver)),
         containerd: median(rounds.iter().map(|round| figure(round).containerd)),
     };
-    let (floor, burst) = (of(Round::floor), of(|round| round.burst.seconds));
+    let of_floor = |figure: fn(&Floor) -> f64| {
+        median(rounds.iter().filter_map(|round| round.floor().map(figure)))
+    };
+    let (floor, burst) = (of_floor(|floor| floor.seconds), of(|round| round.burst.seconds));
 
     let mut out = format!(
         "{pods} pods, {} rounds; {} cores, kernel {}, {}, node {}\n\n",
@@ -29,6 +33,16 @@ pub(crate) fn table(figures: &Figures) -> String {
         let _ = writeln!(out, "{label:<28}{text}");
     };
     line("floor", format!("{floor:.2} s ({})", tried(rounds)));
+    let pod = Spread {
+        p50: of_floor(|floor| floor.pod_seconds.p50),
+        p99: of_floor(|floor| floor.pod_seconds.p99),
+        max: of_floor(|floor| floor.pod_seconds.max),
+    };
+    line("  start to running, each pod", spread(Some(pod)));
+    let containerd = of_floor(|floor| floor.containerd_cpu_seconds);
+    let all = rounds.iter().filter_map(|round| round.floor()?.host_cpu_seconds);
+    let floor_all = median(all);
+    line("  CPU-seconds", format!("containerd {containerd:.2}, everything {floor_all:.2}"));
     line("burst", format!("{burst:.2} s, {:.2} of the floor", burst / floor));
     let pod = Spread {
         p50: of(|round| round.burst.pod_seconds.p50),
@@ -38,8 +52,15 @@ pub(crate) fn table(figures: &Figures) -> String {
     line("  POST to Ready, each pod", spread(Some(pod)));
     line("  last POST answered", format!("{:.2} s", of(|round| round.burst.posted_seconds)));
     line("  CPU-seconds", three(uses(|round| round.burst.cpu_seconds), 2));
+    let all = median(rounds.iter().filter_map(|round| round.burst.host_cpu_seconds));
+    line("", format!("everything {all:.2}, {:.2} of the floor", all / floor_all));
     if let Some(last) = rounds.last() {
         line("  MiB resident (peak)", memory(last.burst.memory));
+        let requests = &last.burst.requests;
+        line("  requests to the apiserver", requests.values().sum::<u64>().to_string());
+        for (what, count) in requests {
+            line("", format!("{count} {what}"));
+        }
     }
     line("idle", format!("{:.0} s", idle.seconds));
     line("  millicores", three(idle.millicores, 1));

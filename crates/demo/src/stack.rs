@@ -49,6 +49,9 @@ impl Stack {
         let bare = progress.step("network namespace and cgroups", async { Ok(Host::bare()?) });
         let host = self.host.insert(bare.await?);
         progress.line(&format!("  all state of this run is in {}", host.dir().display()));
+        for lack in host.open_egress() {
+            progress.line(&format!("  {lack}"));
+        }
 
         progress.step("containerd", async { Ok(host.start_containerd()?) }).await?;
         go_on(stop)?;
@@ -131,7 +134,8 @@ impl Stack {
         });
         down.await?;
         progress.line(
-            "nothing is left: no process, container, mount, cgroup, network namespace, link, file",
+            "nothing is left: no process, container, mount, cgroup, network namespace, link, \
+             iptables rule, file",
         );
         Ok(())
     }
@@ -158,6 +162,8 @@ async fn connect(kubeconfig: PathBuf) -> Result<Client> {
     let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
     let mut config =
         Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    // It would be the machine's, which knows no way to the host.
+    config.proxy_url = None;
     config.connect_timeout = Some(Duration::from_secs(5));
     config.read_timeout = Some(Duration::from_secs(30));
     Ok(Client::try_from(config)?)

@@ -15,6 +15,9 @@ pub struct ObservedPod {
     pub sandboxes: Vec<Sandbox>,
     /// Containers, newest first.
     pub containers: Vec<Container>,
+    /// Whether the runtime has something of the pod that could not be looked at yet. What is not
+    /// seen must not be started a second time.
+    pub partial: bool,
 }
 
 /// A pod sandbox.

@@ -130,13 +130,14 @@ enum Verdict {
     Leave,
     /// Is to be started, now or after a wait.
     Start,
-    /// Runs, but from another spec.
-    Replace,
+    /// Runs or may run, but not as it should: is to be stopped first, for the reason that is given.
+    Replace(String),
 }
 
 impl Planner<'_> {
     fn new_sandbox(&self) -> Plan {
-        let attempt = self.observed.sandboxes.first().map_or(0, |newest| newest.attempt + 1);
+        let attempt =
+            self.observed.sandboxes.first().map_or(0, |newest| newest.attempt.saturating_add(1));
         let ran_before = !self.observed.containers.is_empty();
         // A sandbox for nothing would start, see that, and stop again, for ever.
         let pointless = ran_before && !self.anything_to_run();
@@ -150,10 +151,13 @@ impl Planner<'_> {
 
     fn anything_to_run(&self) -> bool {
         let may_run = |kind, container: &Container| match self.observed.newest(&container.name) {
-            Some(observed) => match observed.exit_code() {
-                Some(code) => spec::restarts(self.spec, kind, container, code),
+            Some(observed) => match observed.state {
+                State::Created => true,
+                State::Exited { exit_code, .. } => {
+                    spec::restarts(self.spec, kind, container, exit_code)
+                }
                 // It ran in a sandbox that is lost, and with it its exit code.
-                None => spec::restarts(self.spec, kind, container, 137),
+                _ => spec::restarts(self.spec, kind, container, 137),
             },
             None => true,
         };
@@ -243,9 +247,16 @@ impl Planner<'_> {
         let here = observed.sandbox_id == sandbox.id;
         match &observed.state {
             State::Running { .. } if here => match observed.hash {
-                Some(hash) if hash != container_hash(container) => Verdict::Replace,
+                Some(hash) if hash != container_hash(container) => Verdict::Replace(format!(
+                    "Container {} definition changed, will be restarted",
+                    container.name
+                )),
                 _ => Verdict::Leave,
             },
+            // It may run all the same, and there must never be two of it.
+            State::Unknown => Verdict::Replace(
+                "Container is in \"unknown\" state, try killing it before restart".to_owned(),
+            ),
             State::Exited { exit_code, .. } if here || kind == ContainerKind::Regular => {
                 if spec::restarts(self.spec, kind, container, *exit_code) {
                     Verdict::Start
@@ -259,34 +270,30 @@ impl Planner<'_> {
 
     fn apply(&self, verdict: Verdict, kind: ContainerKind, container: &Container, plan: &mut Plan) {
         let newest = self.observed.newest(&container.name);
-        match (verdict, newest) {
-            (Verdict::Leave, _) => {}
-            (Verdict::Replace, Some(observed)) => plan.kill.push(Kill {
+        match verdict {
+            Verdict::Leave => return,
+            Verdict::Start => {}
+            Verdict::Replace(message) => plan.kill.extend(newest.map(|observed| Kill {
                 id: observed.id.clone(),
                 name: container.name.clone(),
-                message: format!(
-                    "Container {} definition changed, will be restarted",
-                    container.name
-                ),
+                message,
+            })),
+        }
+        let key = backoff_key(container);
+        let until = newest
+            .and_then(observed::Container::finished_at)
+            .and_then(|finished| self.backoff.waits_until(&key, finished, self.now));
+        match until {
+            Some(until) => plan.waiting.push(Waiting {
+                name: container.name.clone(),
+                until,
+                delay: self.backoff.delay(&key),
             }),
-            (Verdict::Start | Verdict::Replace, _) => {
-                let key = backoff_key(container);
-                let until = newest
-                    .and_then(observed::Container::finished_at)
-                    .and_then(|finished| self.backoff.waits_until(&key, finished, self.now));
-                match until {
-                    Some(until) => plan.waiting.push(Waiting {
-                        name: container.name.clone(),
-                        until,
-                        delay: self.backoff.delay(&key),
-                    }),
-                    None => plan.start.push(Start {
-                        kind,
-                        name: container.name.clone(),
-                        restart_count: newest.map(|observed| observed.restart_count + 1),
-                    }),
-                }
-            }
+            None => plan.start.push(Start {
+                kind,
+                name: container.name.clone(),
+                restart_count: newest.map(|observed| observed.restart_count.saturating_add(1)),
+            }),
         }
     }
 }

@@ -80,6 +80,8 @@ pub fn milli(quantity: &Quantity) -> Option<i128> {
     denominator =
         denominator.checked_mul(10i128.checked_pow(u32::try_from(fraction.len()).ok()?)?)?;
     let rounded = numerator.checked_add(denominator - 1)? / denominator;
+    // As upstream caps it; sums of such amounts cannot overflow.
+    let rounded = rounded.min(i128::from(i64::MAX) * 1000);
     Some(if negative { -rounded } else { rounded })
 }
 

@@ -132,5 +132,5 @@ fn restart_rule(container: &Container, exit_code: i32) -> Option<bool> {
                 }
             })
         })
-        .map(|rule| rule.action == "Restart")
+        .map(|rule| matches!(rule.action.as_str(), "Restart" | "RestartAllContainers"))
 }

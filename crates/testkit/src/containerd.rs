@@ -1,5 +1,6 @@
 //! A containerd of the host's own: its configuration, for the line that is installed, and CNI.
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
@@ -55,6 +56,7 @@ pub(crate) struct Layout {
     runc: PathBuf,
     cni: PathBuf,
     ipam: PathBuf,
+    registries: PathBuf,
 }
 
 impl Layout {
@@ -68,6 +70,7 @@ impl Layout {
             runc: dir.join("runc"),
             cni: dir.join("cni"),
             ipam: dir.join("ipam"),
+            registries: dir.join("registries"),
         }
     }
 }
@@ -84,10 +87,25 @@ pub(crate) fn configure(names: Names, layout: &Layout) -> Result<()> {
     fs::write(&layout.config, config).at(&layout.config)
 }
 
+/// Lets containerd, from the next pull on, speak plain HTTP to the registry `address` alone.
+pub(crate) fn allow_plain_http(layout: &Layout, address: SocketAddr) -> Result<()> {
+    let dir = layout.registries.join(address.to_string());
+    fs::create_dir_all(&dir).at(&dir)?;
+    let hosts = dir.join("hosts.toml");
+    let text = format!(
+        r#"server = "http://{address}"
+
+[host."http://{address}"]
+capabilities = ["pull", "resolve"]
+"#
+    );
+    fs::write(&hosts, text).at(&hosts)
+}
+
 fn config(line: Line, layout: &Layout, plugins: &str, restrict_oom: bool) -> String {
-    let Layout { socket, root, state, runc, cni, .. } = layout;
+    let Layout { socket, root, state, runc, cni, registries, .. } = layout;
     let (socket, root, state) = (socket.display(), root.display(), state.display());
-    let (runc, cni) = (runc.display(), cni.display());
+    let (runc, cni, registries) = (runc.display(), cni.display(), registries.display());
     let version = match line {
         Line::One => 2,
         Line::Two => 3,
@@ -127,6 +145,9 @@ stream_server_address = "127.0.0.1"
 bin_dir = "{plugins}"
 conf_dir = "{cni}"
 
+[{cri}.registry]
+config_path = "{registries}"
+
 [{cri}.containerd.runtimes.runc]
 {options}"#
             )
@@ -138,6 +159,9 @@ conf_dir = "{cni}"
                 r#"{common}
 [plugins."io.containerd.cri.v1.images".pinned_images]
 sandbox = "{PAUSE}"
+
+[plugins."io.containerd.cri.v1.images".registry]
+config_path = "{registries}"
 
 [plugins."io.containerd.grpc.v1.cri"]
 stream_server_address = "127.0.0.1"
@@ -242,6 +266,7 @@ mod tests {
                 "conf_dir = \"/h/containerd/cni\"",
                 "bin_dir = \"/usr/lib/cni\"",
                 "Root = \"/h/containerd/runc\"",
+                "config_path = \"/h/containerd/registries\"",
                 PAUSE,
             ] {
                 assert!(config.contains(needed), "{needed} is missing in {config}");

@@ -64,6 +64,14 @@ pub enum Error {
         /// Why.
         message: String,
     },
+    /// A registry refused what was asked of it, or was not there.
+    #[error("{call}: {message}")]
+    Registry {
+        /// The HTTP call.
+        call: String,
+        /// What it said.
+        message: String,
+    },
     /// Traces were found where none should be.
     #[error("left behind:\n{}", Lines(.0))]
     LeftBehind(Vec<String>),

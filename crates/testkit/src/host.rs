@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::image::Image;
 use crate::slot::{Names, Slot};
 use crate::traces::{self, Snapshot};
 use crate::wait::poll_until;
-use crate::{cgroup, folders, net};
+use crate::{cgroup, egress, folders, net, proxy, resolver};
 
 const CONTAINERD_START: Duration = Duration::from_secs(30);
 
@@ -28,6 +28,7 @@ pub struct Host {
     layout: Layout,
     system_group: PathBuf,
     containerd: Option<Daemon>,
+    egress: bool,
     before: Snapshot,
     up: bool,
 }
@@ -67,6 +68,7 @@ impl Host {
             layout: Layout::under(&names.dir()),
             system_group: PathBuf::new(),
             containerd: None,
+            egress: false,
             before: Snapshot::take(),
             up: true,
         };
@@ -76,6 +78,38 @@ impl Host {
         net::create(names)?;
         containerd::configure(names, &host.layout)?;
         Ok(host)
+    }
+
+    /// Opens a way out: node and pods reach what the machine reaches, names are resolved, and
+    /// containerd, if it is not started yet, pulls through the proxy that the environment names.
+    /// For this the machine forwards and masquerades until the host goes.
+    ///
+    /// Gives what could not be had, a line each; the host does without it.
+    pub fn open_egress(&mut self) -> Vec<String> {
+        if let Err(error) = egress::open(self.names()) {
+            let why = error.to_string().lines().collect::<Vec<_>>().join("; ");
+            return vec![format!("no way out, so images are not pulled: {why}")];
+        }
+        self.egress = true;
+        let unresolved = resolver::configure(self.names()).err();
+        let unresolved = unresolved.map(|error| format!("names are not resolved: {error}"));
+        let proxies = proxy::unreachable().into_iter().map(|name| {
+            format!("the proxy of {name} is out of reach: it listens on the machine's loopback")
+        });
+        unresolved.into_iter().chain(proxies).collect()
+    }
+
+    /// The resolver configuration that holds on the host, where it is not the machine's own.
+    pub fn resolv_conf(&self) -> Option<PathBuf> {
+        Some(resolver::file(self.names())).filter(|file| file.exists())
+    }
+
+    /// Lets containerd, from the next pull on, speak plain HTTP to the registry at `address`.
+    ///
+    /// # Errors
+    /// When the configuration cannot be written.
+    pub fn allow_plain_http(&self, address: SocketAddr) -> Result<()> {
+        containerd::allow_plain_http(&self.layout, address)
     }
 
     /// The host's name, which no other living host on this machine has; good as a node name.
@@ -131,11 +165,22 @@ impl Host {
     /// A command that runs on the host: in its network namespace and its cgroup. The pid does not
     /// change on the way in.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        self.command_in(&self.netns(), program)
+    }
+
+    /// A command in the machine's own network that goes with the host: a neighbour.
+    pub fn neighbour_command(&self, program: impl AsRef<OsStr>) -> Command {
+        self.command_in(Path::new("/proc/self/ns/net"), program)
+    }
+
+    fn command_in(&self, netns: &Path, program: impl AsRef<OsStr>) -> Command {
         let enter =
             r#"echo 0 >"$1/cgroup.procs" && n=$2 && shift 2 && exec nsenter --net="$n" "$@""#;
         let mut command = Command::new("sh");
-        command.args(["-c", enter, "sh"]).arg(&self.system_group).arg(self.netns()).arg(program);
+        command.args(["-c", enter, "sh"]).arg(&self.system_group).arg(netns).arg(program);
         command.env("PATH", search_path());
+        // A proxy of the machine knows no way into a host.
+        proxy::forget(&mut command);
         command
     }
 
@@ -204,6 +249,9 @@ impl Host {
     pub fn start_containerd(&mut self) -> Result<()> {
         let mut command = self.command("containerd");
         command.arg("--config").arg(&self.layout.config);
+        if self.egress {
+            proxy::pass(&mut command);
+        }
         // The socket of one that was killed would look alive until the new one replaces it.
         let _ = fs::remove_file(&self.layout.socket);
         let mut daemon = self.spawn("containerd", command)?;

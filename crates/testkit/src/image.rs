@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -210,6 +211,18 @@ impl Image {
         &self.archive
     }
 
+    /// The files of the archive, by name.
+    pub(crate) fn files(&self) -> std::io::Result<BTreeMap<String, Vec<u8>>> {
+        let mut archive = tar::Archive::new(self.archive());
+        let files = archive.entries()?.map(|entry| {
+            let mut entry = entry?;
+            let mut content = Vec::new();
+            entry.read_to_end(&mut content)?;
+            Ok((entry.path()?.to_string_lossy().into_owned(), content))
+        });
+        files.collect()
+    }
+
     /// Writes the archive to a file.
     ///
     /// # Errors
@@ -283,12 +296,6 @@ fn append(
 mod tests {
     use super::*;
 
-    fn names(image: &Image) -> Vec<String> {
-        let mut archive = tar::Archive::new(image.archive());
-        let entries = archive.entries().unwrap();
-        entries.map(|e| e.unwrap().path().unwrap().display().to_string()).collect()
-    }
-
     #[test]
     fn the_same_files_give_the_same_bytes() {
         let one = ImageBuilder::new("a/b:1").file("x", 0o644, "1").directory("d", 0o755);
@@ -299,7 +306,7 @@ mod tests {
     #[test]
     fn an_archive_is_an_oci_layout() {
         let image = Image::pause().unwrap();
-        let names = names(&image);
+        let names: Vec<String> = image.files().unwrap().into_keys().collect();
         assert_eq!(names.iter().filter(|n| n.starts_with("blobs/sha256/")).count(), 3);
         assert_eq!(names[3..], ["index.json", "oci-layout"]);
         assert!(image.archive().len() < 16 * 1024, "{} bytes", image.archive().len());

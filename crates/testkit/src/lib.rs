@@ -5,13 +5,14 @@
 //! to the machine, so tests reach node, apiserver and pods by address. Nothing outlives a host,
 //! and [`Host::assert_clean`] checks that.
 //!
-//! Current limitations: IPv4 only; a host has no way out to the internet, so images are imported,
-//! not pulled.
+//! Current limitations: IPv4 only; a host has no way out of the machine unless
+//! [`Host::open_egress`] opens one, so tests import their images or pull them from a [`Registry`].
 mod apiserver;
 mod cgroup;
 mod command;
 mod containerd;
 mod daemon;
+mod egress;
 mod error;
 pub mod fakecri;
 mod folders;
@@ -20,6 +21,9 @@ mod image;
 mod kubectl;
 mod net;
 mod node;
+mod proxy;
+mod registry;
+mod resolver;
 mod slot;
 mod traces;
 mod wait;
@@ -32,4 +36,5 @@ pub use host::{Host, log_tails, sweep_abandoned};
 pub use image::{BUSYBOX, Image, ImageBuilder, PAUSE};
 pub use kubectl::Kubectl;
 pub use node::{Node, NodeOptions};
+pub use registry::Registry;
 pub use wait::wait_until;

@@ -132,6 +132,7 @@ fn configuration(host: &Host, dir: &Path, client_ca: &Path, with: Map<String, Va
         },
     });
     if let Value::Object(fields) = &mut config {
+        fields.extend(host.resolv_conf().map(|file| ("resolvConf".into(), json!(file))));
         fields.extend(with);
         fields.retain(|_, value| !value.is_null());
     }

@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 
 use crate::folders::{self, CNI_RESULTS, CONTAINER_LOGS, SHIM_SOCKETS};
 use crate::slot::Names;
-use crate::{cgroup, command, net};
+use crate::{cgroup, command, egress, net};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -28,6 +28,7 @@ pub(crate) fn sweep(names: Names) -> Vec<String> {
         for pid in processes_in(&namespaces) {
             let _ = kill(pid, Signal::SIGKILL);
         }
+        egress::close(names);
         net::remove_link(names);
         for mount in mounts_under(&names.dir()).iter().rev() {
             let _ = umount2(mount, MntFlags::MNT_DETACH);
@@ -37,7 +38,8 @@ pub(crate) fn sweep(names: Names) -> Vec<String> {
             let _ = fs::remove_file(file);
         }
         // Never descend into a mount: it may be someone's volume.
-        if mounts_under(&names.dir()).is_empty() {
+        // Nor lose the note of what is still to be undone.
+        if mounts_under(&names.dir()).is_empty() && egress::left(names).is_empty() {
             let _ = fs::remove_dir_all(names.dir());
         }
         let left = find(names, &outside, &namespaces);
@@ -87,6 +89,7 @@ fn find(names: Names, outside: &[PathBuf], namespaces: &HashSet<String>) -> Vec<
         .chain(cgroup::existing(&names.name()).iter().map(path("cgroup")))
         .chain(files.iter().map(path("file")))
         .chain(link)
+        .chain(egress::left(names))
         .collect();
     left.sort();
     left.dedup();

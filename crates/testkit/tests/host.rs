@@ -159,7 +159,8 @@ fn sleep(host: &Host) -> Command {
 #[test]
 #[ignore = "runs for ever"]
 fn owner() {
-    let host = Host::bare().unwrap();
+    let mut host = Host::bare().unwrap();
+    host.open_egress();
     let sleeper = host.spawn("sleep", sleep(&host)).unwrap();
     // Until then it is the shell that enters the host.
     while fs::read_to_string(format!("/proc/{}/comm", sleeper.pid())).unwrap() != "sleep\n" {
@@ -180,10 +181,17 @@ fn an_owner_that_is_killed_is_swept_up_after() {
     let line = lines.into_iter().find(|line| line.starts_with("owner ")).unwrap();
     let [_, dir, pid] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
     // Empty for a zombie that its new parent has not reaped yet.
+    let chain = format!("LONGSHORE-{}", dir.rsplit('/').next().unwrap());
+    let rules = || {
+        let saved = Command::new("iptables-save").output().unwrap().stdout;
+        let saved = String::from_utf8(saved).unwrap();
+        saved.lines().filter(|line| line.split(' ').any(|word| word == chain)).count()
+    };
     let command_line = || fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
 
     sweep_abandoned().unwrap();
     assert!(Path::new(dir).exists(), "a living owner's host was swept");
+    assert_eq!(rules(), 7, "two jumps and what they lead to");
     owner.kill().unwrap();
     owner.wait().unwrap();
     assert_eq!(command_line(), "sleep\x001000\0");
@@ -192,4 +200,5 @@ fn an_owner_that_is_killed_is_swept_up_after() {
     sweep_abandoned().unwrap();
     assert!(!Path::new(dir).exists());
     assert_eq!(command_line(), "");
+    assert_eq!(rules(), 0);
 }

@@ -22,6 +22,7 @@ pub(crate) const NODES: &str = "system:nodes";
 /// The user under which this apiserver calls a node's port 10250.
 pub(crate) const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
 const AUTHENTICATED: &str = "system:authenticated";
+const SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 const ANONYMOUS: &str = "system:anonymous";
 
@@ -37,13 +38,29 @@ pub(crate) struct User {
 impl User {
     /// A caller whose credentials were checked.
     pub(crate) fn authenticated(name: String, mut groups: Vec<String>) -> User {
-        groups.push(AUTHENTICATED.into());
+        if !groups.iter().any(|group| group == AUTHENTICATED) {
+            groups.push(AUTHENTICATED.into());
+        }
         User { name, groups }
     }
 
     /// A caller without credentials.
     pub(crate) fn anonymous() -> User {
         User { name: ANONYMOUS.into(), groups: vec![UNAUTHENTICATED.into()] }
+    }
+
+    /// Somebody whom another caller stands for; a service account is in its own groups anyhow.
+    pub(crate) fn impersonated(name: String, mut groups: Vec<String>) -> User {
+        if name == ANONYMOUS {
+            return User::anonymous();
+        }
+        let account = name.strip_prefix("system:serviceaccount:");
+        if let (true, Some((namespace, _))) =
+            (groups.is_empty(), account.and_then(|account| account.split_once(':')))
+        {
+            groups = vec![SERVICE_ACCOUNTS.into(), format!("{SERVICE_ACCOUNTS}:{namespace}")];
+        }
+        User::authenticated(name, groups)
     }
 
     /// Whether the caller is a member of a group.

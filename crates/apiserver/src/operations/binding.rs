@@ -24,7 +24,7 @@ impl Api {
         dry_run: bool,
     ) -> Result<(), StatusError> {
         let named = object::name(binding);
-        if !named.is_empty() && named != name {
+        if named != name {
             return Err(StatusError::bad_request(
                 "name in URL does not match name in Binding object",
             ));
@@ -67,7 +67,7 @@ impl Api {
         dry_run: bool,
     ) -> Result<(), StatusError> {
         let named = object::name(eviction);
-        if !named.is_empty() && named != name {
+        if named != name {
             return Err(StatusError::bad_request(
                 "name in URL does not match name in Eviction object",
             ));
@@ -76,7 +76,7 @@ impl Api {
             let pod = self.registry.get(pods, namespace, name).await?;
             node_restriction::admit_eviction(node, pods, &pod)?;
         }
-        let mut options = DeleteOptions::from_value(&eviction["deleteOptions"]);
+        let mut options = DeleteOptions::from_value(&eviction["deleteOptions"])?;
         options.dry_run |= dry_run;
         self.delete(user, pods, namespace, name, &options).await.map(drop)
     }

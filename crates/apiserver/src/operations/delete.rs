@@ -14,6 +14,8 @@ use crate::object;
 use crate::registry::{Write, Written};
 use crate::status::StatusError;
 
+const PROPAGATION: &[&str] = &["Foreground", "Background", "Orphan"];
+
 /// What a client asks of a deletion.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeleteOptions {
@@ -26,15 +28,24 @@ pub(crate) struct DeleteOptions {
 }
 
 impl DeleteOptions {
-    /// Reads an object that conforms to `DeleteOptions`.
-    pub(crate) fn from_value(options: &Value) -> DeleteOptions {
+    /// Reads an object that conforms to `DeleteOptions`; 400 for choices that do not exist.
+    pub(crate) fn from_value(options: &Value) -> Result<DeleteOptions, StatusError> {
         let text = |value: &Value| value.as_str().map(str::to_owned);
-        DeleteOptions {
+        for stage in options["dryRun"].as_array().into_iter().flatten() {
+            check_choice("dryRun", stage, &["All"])?;
+        }
+        check_choice("propagationPolicy", &options["propagationPolicy"], PROPAGATION)?;
+        if options["propagationPolicy"].is_string() && options["orphanDependents"].is_boolean() {
+            return Err(StatusError::bad_request(
+                "propagationPolicy: orphanDependents and propagationPolicy cannot be both set",
+            ));
+        }
+        Ok(DeleteOptions {
             grace_period_seconds: options["gracePeriodSeconds"].as_i64(),
             uid: text(&options["preconditions"]["uid"]),
             resource_version: text(&options["preconditions"]["resourceVersion"]),
             dry_run: options["dryRun"].as_array().is_some_and(|stages| !stages.is_empty()),
-        }
+        })
     }
 
     fn check(&self, resource: &Resource, current: &Value) -> Result<(), StatusError> {
@@ -59,6 +70,17 @@ impl DeleteOptions {
             ));
         }
         Ok(())
+    }
+}
+
+/// An absent choice is a good one.
+fn check_choice(field: &str, choice: &Value, supported: &[&str]) -> Result<(), StatusError> {
+    match choice.as_str() {
+        Some(chosen) if !supported.contains(&chosen) => Err(StatusError::bad_request(format!(
+            "{field}: Unsupported value: {chosen:?}: supported values: {}",
+            supported.iter().map(|s| format!("{s:?}")).collect::<Vec<_>>().join(", ")
+        ))),
+        _ => Ok(()),
     }
 }
 

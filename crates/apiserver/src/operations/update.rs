@@ -147,7 +147,10 @@ fn check_identity(
     let resource = request.resource;
     settle_namespace(resource, new, request.namespace)?;
     if object::name(new).is_empty() {
-        object::metadata_mut(new).insert("name".into(), request.name.into());
+        return Err(StatusError::bad_request(format!(
+            "the name of the object ({} based on URL) was undeterminable: name must be provided",
+            request.name
+        )));
     }
     if object::name(new) != request.name {
         return Err(StatusError::bad_request(format!(

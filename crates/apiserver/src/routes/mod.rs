@@ -1,6 +1,7 @@
 //! From a request to its answer: understand it, know the caller, ask whether he may, and hand it
 //! to the room for its verb.
 
+mod impersonation;
 mod lists;
 mod logs;
 mod metrics;
@@ -21,6 +22,7 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use hyper::{HeaderMap, Request, header};
+use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -29,9 +31,10 @@ use self::metrics::Metrics;
 use self::request::{RequestLine, ResourcePath};
 use self::respond::{Answer, Result, View};
 use crate::auth::{self, Access, ResourceTarget, Target, User};
-use crate::facts::{self, Resource};
+use crate::facts::{self, Gvk, Resource};
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
+use crate::schema::{self, FieldValidation};
 use crate::server::Peer;
 use crate::status::StatusError;
 use crate::table::IncludeObject;
@@ -93,7 +96,8 @@ impl Router {
     }
 
     async fn answer(&self, peer: &Peer, line: &RequestLine, request: Request<Incoming>) -> Result {
-        let user = peer.user().ok_or_else(StatusError::unauthorized)?;
+        let caller = peer.user().ok_or_else(StatusError::unauthorized)?;
+        let user = impersonation::effective(caller, request.headers())?;
         self.authorize(&user, line).await?;
         let Some(path) = &line.resource else {
             return timeout(REQUEST_TIMEOUT, self.system(line, request.headers()))
@@ -163,6 +167,9 @@ impl Router {
             "watch" => self.watch(call).await,
             // Only lists and watches go across namespaces.
             "create" if !call.path.name.is_empty() => {
+                Err(StatusError::method_not_allowed(call.resource, call.verb))
+            }
+            "update" | "patch" if call.path.name.is_empty() => {
                 Err(StatusError::method_not_allowed(call.resource, call.verb))
             }
             _ if is_unscoped => Err(StatusError::method_not_allowed(call.resource, call.verb)),
@@ -236,6 +243,13 @@ struct BodyText {
     bytes: Bytes,
     content_type: Option<String>,
     _share: tokio::sync::OwnedSemaphorePermit,
+}
+
+impl BodyText {
+    /// The object of this kind that the body is, and warnings for the client.
+    fn read(&self, gvk: Gvk, validation: FieldValidation) -> Result<(Value, Vec<String>)> {
+        schema::read(gvk, &self.bytes, self.content_type.as_deref(), validation)
+    }
 }
 
 impl Router {

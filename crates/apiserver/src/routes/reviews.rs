@@ -8,15 +8,13 @@ use serde_json::{Value, json};
 use super::respond::{self, Result};
 use super::{Call, Router};
 use crate::auth::{Access, MASTERS, ResourceTarget, Target, User};
-use crate::schema::{self, FieldValidation};
+use crate::schema::FieldValidation;
 use crate::status::StatusError;
 
 impl Router {
     pub(super) async fn review(&self, mut call: Call<'_>) -> Result {
         let body = self.body(&mut call).await?;
-        let decoded = schema::decode(&body.bytes, body.content_type.as_deref())?;
-        let (mut review, _) =
-            schema::conform(call.resource.gvk(), decoded, FieldValidation::Ignore)?;
+        let (mut review, _) = body.read(call.resource.gvk(), FieldValidation::Ignore)?;
         review["status"] = match call.resource.kind {
             "SubjectAccessReview" => {
                 let user = subject(&review["spec"])?;

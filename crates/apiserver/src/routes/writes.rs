@@ -10,7 +10,7 @@ use crate::object;
 use crate::operations::{Change, DeleteOptions, UpdateRequest, scale};
 use crate::patch::PatchKind;
 use crate::registry::Written;
-use crate::schema::{self, FieldValidation};
+use crate::schema::FieldValidation;
 use crate::status::StatusError;
 
 /// Kinds whose deletion is answered with the object that was deleted; that of others with a bare success.
@@ -20,7 +20,7 @@ impl Router {
     pub(super) async fn create(&self, mut call: Call<'_>) -> Result {
         let view = call.view()?;
         let body = self.body(&mut call).await?;
-        let (object, warnings) = conform(&call, call.resource.gvk(), &body)?;
+        let (object, warnings) = read(&call, call.resource.gvk(), &body)?;
         let dry_run = call.line.query.dry_run()?;
         let created =
             self.api.create(call.user, call.resource, call.namespace(), object, dry_run).await?;
@@ -132,7 +132,7 @@ impl Router {
 
     pub(super) async fn bind(&self, mut call: Call<'_>, subresource: &Subresource) -> Result {
         let body = self.body(&mut call).await?;
-        let (binding, _) = conform(&call, subresource.gvk, &body)?;
+        let (binding, _) = read(&call, subresource.gvk, &body)?;
         let dry_run = call.line.query.dry_run()?;
         self.api.bind(call.resource, call.namespace(), &call.path.name, &binding, dry_run).await?;
         Ok(respond::success(StatusCode::CREATED, None))
@@ -140,7 +140,7 @@ impl Router {
 
     pub(super) async fn evict(&self, mut call: Call<'_>, subresource: &Subresource) -> Result {
         let body = self.body(&mut call).await?;
-        let (eviction, _) = conform(&call, subresource.gvk, &body)?;
+        let (eviction, _) = read(&call, subresource.gvk, &body)?;
         let dry_run = call.line.query.dry_run()?;
         let (namespace, name) = (call.namespace(), &call.path.name);
         self.api.evict(call.user, call.resource, namespace, name, &eviction, dry_run).await?;
@@ -159,15 +159,13 @@ impl Router {
         let query = &call.line.query;
         let mut options = match body.bytes.is_empty() {
             false => {
-                let decoded = schema::decode(&body.bytes, body.content_type.as_deref())?;
-                let (options, _) =
-                    schema::conform(Gvk::DELETE_OPTIONS, decoded, FieldValidation::Ignore)?;
-                DeleteOptions::from_value(&options)
+                let (options, _) = body.read(Gvk::DELETE_OPTIONS, FieldValidation::Ignore)?;
+                DeleteOptions::from_value(&options)?
             }
-            true => DeleteOptions {
-                grace_period_seconds: query.number("gracePeriodSeconds")?,
-                ..DeleteOptions::default()
-            },
+            true => DeleteOptions::from_value(&json!({
+                "gracePeriodSeconds": query.number::<i64>("gracePeriodSeconds")?,
+                "propagationPolicy": query.get("propagationPolicy"),
+            }))?,
         };
         options.dry_run |= query.dry_run()?;
         Ok(options)
@@ -186,9 +184,8 @@ fn validation(call: &Call<'_>) -> Result<FieldValidation> {
     FieldValidation::parse(call.line.query.get("fieldValidation"))
 }
 
-fn conform(call: &Call<'_>, gvk: Gvk, body: &BodyText) -> Result<(Value, Vec<String>)> {
-    let decoded = schema::decode(&body.bytes, body.content_type.as_deref())?;
-    schema::conform(gvk, decoded, validation(call)?)
+fn read(call: &Call<'_>, gvk: Gvk, body: &BodyText) -> Result<(Value, Vec<String>)> {
+    body.read(gvk, validation(call)?)
 }
 
 fn change<'a>(call: &Call<'_>, gvk: Gvk, body: &'a BodyText) -> Result<(Change<'a>, Vec<String>)> {
@@ -199,7 +196,7 @@ fn change<'a>(call: &Call<'_>, gvk: Gvk, body: &'a BodyText) -> Result<(Change<'
             Vec::new(),
         ));
     }
-    let (object, warnings) = conform(call, gvk, body)?;
+    let (object, warnings) = read(call, gvk, body)?;
     Ok((Change::Replace(object), warnings))
 }
 

@@ -59,7 +59,8 @@ pub fn conform(
     }
 }
 
-fn check_kind(gvk: Gvk, object: &mut Map<String, Value>) -> Result<(), StatusError> {
+/// Fills in apiVersion and kind; refuses those of another kind.
+pub(super) fn check_kind(gvk: Gvk, object: &mut Map<String, Value>) -> Result<(), StatusError> {
     let wanted = gvk.api_version();
     for field in ["apiVersion", "kind"] {
         if object.get(field).is_some_and(|v| !v.is_string() && !v.is_null()) {

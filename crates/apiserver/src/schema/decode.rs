@@ -30,8 +30,9 @@ pub struct Decoded {
     pub duplicates: Vec<String>,
 }
 
-/// Media types that [`decode`] reads.
-pub const ACCEPTED: &[&str] = &["application/json", "application/yaml"];
+/// Media types of bodies that are objects.
+pub const ACCEPTED: &[&str] =
+    &["application/json", "application/yaml", super::protobuf::MEDIA_TYPE];
 
 /// The media type without its parameters; a body without one is JSON.
 pub(crate) fn media_type(content_type: Option<&str>) -> &str {
@@ -96,7 +97,7 @@ fn yaml_options() -> serde_saphyr::Options {
 
 /// What one reading keeps track of.
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     path: String,
     duplicates: Vec<String>,
     values: usize,
@@ -104,7 +105,7 @@ struct State {
 }
 
 impl State {
-    fn finish(self, read: Result<Value, String>) -> Result<Decoded, StatusError> {
+    pub(super) fn finish(self, read: Result<Value, String>) -> Result<Decoded, StatusError> {
         match read {
             Ok(value) => Ok(Decoded { value, duplicates: self.duplicates }),
             Err(_) if self.values > MAX_VALUES => {
@@ -117,9 +118,15 @@ impl State {
         }
     }
 
-    fn count<E: de::Error>(&mut self) -> Result<(), E> {
+    pub(super) fn count<E: de::Error>(&mut self) -> Result<(), E> {
         self.values += 1;
         if self.values > MAX_VALUES { Err(E::custom("too many values")) } else { Ok(()) }
+    }
+
+    /// A map gets its first entry.
+    pub(super) fn count_map<E: de::Error>(&mut self) -> Result<(), E> {
+        self.maps += 1;
+        if self.maps > MAX_MAPS { Err(E::custom("too many maps")) } else { Ok(()) }
     }
 }
 
@@ -209,10 +216,7 @@ impl<'de> Visitor<'de> for Node<'_> {
         let end = self.state.path.len();
         while let Some(key) = entries.next_key_seed(Key)? {
             if map.is_empty() {
-                self.state.maps += 1;
-                if self.state.maps > MAX_MAPS {
-                    return Err(de::Error::custom("too many maps"));
-                }
+                self.state.count_map()?;
             }
             if end > 0 {
                 self.state.path.push('.');

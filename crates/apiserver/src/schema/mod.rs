@@ -1,4 +1,4 @@
-//! What makes a request body an object: decoding ([`decode`]), types ([`conform`]), defaults
+//! What makes a request body an object: decoding and types ([`read`]), defaults
 //! ([`apply_defaults`]), what a write may not touch ([`prepare_create`] and its sisters) and rules
 //! ([`validate_create`] and its sisters). The registry calls them in that order.
 //!
@@ -12,6 +12,7 @@ mod events;
 mod field;
 mod names;
 mod prepare;
+mod protobuf;
 mod qos;
 mod quantity;
 mod validate;
@@ -29,7 +30,23 @@ pub use prepare::{
 };
 pub use validate::{validate_binding, validate_create, validate_status_update, validate_update};
 
+use crate::facts::Gvk;
 use crate::status::StatusError;
+
+/// Reads a body as an object of this kind: [`decode`] or its protobuf sister, then [`conform`].
+/// Returns the object and warnings for the client.
+pub fn read(
+    gvk: Gvk,
+    body: &[u8],
+    content_type: Option<&str>,
+    validation: FieldValidation,
+) -> Result<(serde_json::Value, Vec<String>), StatusError> {
+    let decoded = match media_type(content_type) {
+        protobuf::MEDIA_TYPE => protobuf::decode(gvk, body)?,
+        _ => decode(body, content_type)?,
+    };
+    conform(gvk, decoded, validation)
+}
 
 /// What to do about unknown and duplicate fields (`fieldValidation` in the query).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

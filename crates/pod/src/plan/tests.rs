@@ -73,7 +73,14 @@ fn exited(exit_code: i32) -> State {
 }
 
 fn observed(sandboxes: Vec<Sandbox>, containers: Vec<observed::Container>) -> ObservedPod {
-    ObservedPod { uid: "u".into(), name: "p".into(), namespace: "ns".into(), sandboxes, containers }
+    ObservedPod {
+        uid: "u".into(),
+        name: "p".into(),
+        namespace: "ns".into(),
+        sandboxes,
+        containers,
+        ..ObservedPod::default()
+    }
 }
 
 fn no_delays() -> Backoff<BackoffKey> {
@@ -126,6 +133,26 @@ fn restart_policies() {
         let seen = observed(vec![sandbox(0, true)], vec![run("a", 0, 0, exited(exit_code))]);
         assert_eq!(steps(&pod(policy, &["a"]), &seen), expected, "{policy} {exit_code}");
     }
+}
+
+#[test]
+fn what_may_run_unseen_is_stopped_before_it_starts_again() {
+    let seen = observed(vec![sandbox(0, true)], vec![run("a", 0, 0, State::Unknown)]);
+    assert_eq!(steps(&pod("Never", &["a"]), &seen), ["kill a", "start a 1"]);
+}
+
+#[test]
+fn a_container_that_never_ran_is_still_to_run_after_its_sandbox_was_lost() {
+    let seen = observed(vec![sandbox(0, false)], vec![run("a", 0, 0, State::Created)]);
+    assert_eq!(steps(&pod("Never", &["a"]), &seen), ["sandbox 1"]);
+}
+
+#[test]
+fn counts_of_the_runtime_cannot_overflow() {
+    let seen = observed(vec![sandbox(u32::MAX, false)], vec![]);
+    assert_eq!(steps(&pod("Always", &["a"]), &seen), ["sandbox 4294967295"]);
+    let seen = observed(vec![sandbox(0, true)], vec![run("a", 0, u32::MAX, exited(1))]);
+    assert_eq!(steps(&pod("Always", &["a"]), &seen), ["start a 4294967295"]);
 }
 
 #[test]
@@ -194,7 +221,9 @@ fn a_changed_spec_replaces_its_container_alone() {
     let mut changed = run("a", 0, 3, running());
     changed.hash = Some(1);
     let seen = observed(vec![sandbox(0, true)], vec![changed, run("b", 0, 0, running())]);
-    assert_eq!(steps(&pod("Always", &["a", "b"]), &seen), ["kill a"]);
+    assert_eq!(steps(&pod("Always", &["a", "b"]), &seen), ["kill a", "start a 4"]);
+    // Whatever the policy: a start that came after the kill was seen would find the pod over.
+    assert_eq!(steps(&pod("OnFailure", &["a", "b"]), &seen), ["kill a", "start a 4"]);
 }
 
 #[test]
@@ -316,7 +345,11 @@ proptest! {
     fn what_runs_as_it_should_is_never_touched(pod in any_pod(), seen in any_observation()) {
         let next = plan(&pod, &seen, &no_delays(), at(20));
         if next.sandbox == SandboxStep::Keep {
-            prop_assert!(next.kill.is_empty(), "every hash fits");
+            // Every hash fits.
+            for kill in &next.kill {
+                let run = seen.containers.iter().find(|run| run.id == kill.id);
+                prop_assert_eq!(run.map(|run| &run.state), Some(&State::Unknown));
+            }
             for start in &next.start {
                 let newest = seen.newest(&start.name);
                 let here = seen.sandboxes.first().map(|sandbox| sandbox.id.as_str());

@@ -12,6 +12,11 @@ use crate::spec::{self, ContainerKind};
 const OWNED: [&str; 5] =
     ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
 
+/// Whether conditions of that type are the node's to tell.
+pub fn is_owned(type_: &str) -> bool {
+    OWNED.contains(&type_)
+}
+
 /// A condition's say, before it gets its times.
 struct Say {
     holds: bool,
@@ -44,11 +49,8 @@ pub(super) fn conditions(
     let before = previous.conditions.as_deref().unwrap_or_default();
     let api =
         pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    let mut all: Vec<PodCondition> = api
-        .iter()
-        .filter(|condition| !OWNED.contains(&condition.type_.as_str()))
-        .cloned()
-        .collect();
+    let mut all: Vec<PodCondition> =
+        api.iter().filter(|condition| !is_owned(&condition.type_)).cloned().collect();
 
     let sandbox = match usable_sandbox(pod, observed) {
         Some(_) => Say::yes(),

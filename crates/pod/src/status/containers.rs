@@ -47,6 +47,33 @@ pub(super) fn regular_statuses(
     statuses
 }
 
+/// At a pod's end nothing waits any more: what has been tried and shows no end of its own is lost.
+pub(super) fn close(init: &mut [ContainerStatus], regular: &mut [ContainerStatus]) {
+    let end = |status: &ContainerStatus| {
+        let of = |state: &Option<ContainerState>| state.as_ref()?.terminated.clone();
+        of(&status.state).or_else(|| of(&status.last_state))
+    };
+    let waits = |status: &ContainerStatus| {
+        status.state.as_ref().is_some_and(|state| state.waiting.is_some()) && end(status).is_none()
+    };
+    let initialized = init.is_empty()
+        || !regular.iter().all(waits)
+        || init.last().and_then(end).is_some_and(|ended| ended.exit_code == 0);
+    let tried = init.iter().rposition(|status| !waits(status)).map_or(1, |last| last + 1);
+    let regular = regular.iter_mut().filter(|_| initialized);
+    for status in init.iter_mut().take(tried).chain(regular) {
+        if status.state.as_ref().is_none_or(|state| state.terminated.is_none()) {
+            status.state = Some(terminated(ContainerStateTerminated {
+                reason: Some(LOST_REASON.to_owned()),
+                message: Some("the pod ended and the container was not to be found".to_owned()),
+                exit_code: LOST_EXIT_CODE,
+                ..ContainerStateTerminated::default()
+            }));
+            (status.ready, status.started) = (false, Some(false));
+        }
+    }
+}
+
 struct Teller<'a> {
     pod: &'a Pod,
     pod_spec: &'a PodSpec,
@@ -150,7 +177,7 @@ impl Teller<'_> {
                 ..ContainerStateTerminated::default()
             }));
             if self.pod.metadata.deletion_timestamp.is_none() {
-                status.restart_count += 1;
+                status.restart_count = status.restart_count.saturating_add(1);
             }
         }
         status

@@ -13,8 +13,10 @@ use k8s_openapi::api::core::v1::{HostIP, Pod, PodIP, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use crate::observed::ObservedPod;
+use crate::observed::{self, ObservedPod};
 use crate::{qos, spec};
+
+pub use conditions::is_owned;
 
 /// What a status depends on besides spec and observation.
 #[derive(Clone, Debug, Default)]
@@ -51,23 +53,36 @@ pub fn status(
     now: Timestamp,
 ) -> PodStatus {
     let Some(pod_spec) = &pod.spec else { return previous.clone() };
-    let init = containers::init_statuses(pod, pod_spec, observed, previous, context);
-    let regular = containers::regular_statuses(pod, pod_spec, observed, previous, context);
+    let mut init = containers::init_statuses(pod, pod_spec, observed, previous, context);
+    let mut regular = containers::regular_statuses(pod, pod_spec, observed, previous, context);
+    if context.terminal {
+        containers::close(&mut init, &mut regular);
+    }
     let by_name: BTreeMap<&str, _> =
         init.iter().chain(&regular).map(|status| (status.name.as_str(), status)).collect();
 
     let mut phase = phase::phase(pod, pod_spec, &by_name, context.terminal).to_owned();
-    let told = previous.phase.as_deref().unwrap_or_default();
-    if is_final(told) {
-        // An end is an end: no observation takes it back.
-        phase = told.to_owned();
+    let none = PodStatus::default();
+    let api = pod.status.as_ref().unwrap_or(&none);
+    let phase_of = |status: &PodStatus| status.phase.clone().unwrap_or_default();
+    let told = phase_of(previous);
+    let end = [previous, api].map(phase_of).into_iter().find(|phase| is_final(phase));
+    let is_over = end.is_some();
+    if let Some(end) = end {
+        // An end is an end, whoever told it: no observation takes it back.
+        phase = end;
+    } else if context.terminal && !is_final(&phase) && !spec::is_static(pod) {
+        // Others wait for an end, and it was no success.
+        "Failed".clone_into(&mut phase);
+    } else if is_final(&phase) && observed.containers.iter().any(observed::Container::is_running) {
+        // What still runs holds what the pod was given: it is told once that is free.
+        phase = if told.is_empty() { "Pending".to_owned() } else { told };
     }
-    let (mut reason, mut message) = match phase == told {
-        true => (previous.reason.clone(), previous.message.clone()),
-        false => (None, None),
-    };
+    let teller = [previous, api].into_iter().find(|status| phase_of(status) == phase);
+    let (mut reason, mut message) =
+        teller.map_or((None, None), |status| (status.reason.clone(), status.message.clone()));
     if let Some(verdict) = &context.verdict
-        && !is_final(told)
+        && !is_over
     {
         phase.clone_from(&verdict.phase);
         reason = Some(verdict.reason.clone());
@@ -93,9 +108,9 @@ pub fn status(
         container_statuses: some(regular),
         observed_generation: pod.metadata.generation,
         // Owned by others, or told by later rooms: as they stand.
-        nominated_node_name: previous.nominated_node_name.clone(),
+        nominated_node_name: api.nominated_node_name.clone(),
         ephemeral_container_statuses: previous.ephemeral_container_statuses.clone(),
-        resource_claim_statuses: previous.resource_claim_statuses.clone(),
+        resource_claim_statuses: api.resource_claim_statuses.clone(),
         ..PodStatus::default()
     }
 }

@@ -150,6 +150,57 @@ fn an_end_is_never_taken_back() {
 }
 
 #[test]
+fn an_end_that_others_told_is_kept() {
+    let mut pod = one_container("Never");
+    let told = json!({"phase": "Failed", "reason": "NodeLost", "message": "gone"});
+    pod.status = serde_json::from_value(told).unwrap();
+    let ran = PodStatus { phase: Some("Running".into()), ..PodStatus::default() };
+    for state in [running(), exited(0)] {
+        let status = tell(&pod, &seen(vec![run("c", 0, state)]), &ran, &[]);
+        assert_eq!((phase(&status), status.reason.as_deref()), ("Failed", Some("NodeLost")));
+    }
+}
+
+#[test]
+fn an_end_is_told_once_nothing_runs_any_more() {
+    let pod = pod(json!({
+        "restartPolicy": "Never",
+        "initContainers": [
+            {"name": "s", "image": "b", "restartPolicy": "Always"},
+            {"name": "i", "image": "b"},
+        ],
+        "containers": [{"name": "c", "image": "b"}],
+    }));
+    let before = PodStatus { phase: Some("Pending".into()), ..PodStatus::default() };
+    let still =
+        tell(&pod, &seen(vec![run("s", 0, running()), run("i", 0, exited(1))]), &before, &[]);
+    assert_eq!(phase(&still), "Pending", "the sidecar is still there");
+    let over = tell(&pod, &seen(vec![run("s", 0, exited(0)), run("i", 0, exited(1))]), &still, &[]);
+    assert_eq!(phase(&over), "Failed");
+}
+
+#[test]
+fn a_pod_that_ends_before_it_ran_has_failed() {
+    let context = Context { terminal: true, ..Context::default() };
+    let end =
+        |pod: &Pod| status(pod, &ObservedPod::default(), &PodStatus::default(), &context, at(1));
+    let ended = end(&one_container("Always"));
+    assert_eq!(phase(&ended), "Failed");
+    let state = ended.container_statuses.as_ref().unwrap()[0].state.as_ref().unwrap();
+    let lost = state.terminated.as_ref().expect("nothing waits any more");
+    assert_eq!((lost.exit_code, lost.reason.as_deref()), (137, Some("ContainerStatusUnknown")));
+
+    let ended = end(&pod(json!({
+        "initContainers": [{"name": "i", "image": "b"}, {"name": "j", "image": "b"}],
+        "containers": [{"name": "c", "image": "b"}],
+    })));
+    assert_eq!(phase(&ended), "Failed");
+    let init = ended.init_container_statuses.as_ref().unwrap();
+    assert!(init[0].state.as_ref().unwrap().terminated.is_some());
+    assert!(init[1].state.as_ref().unwrap().waiting.is_some(), "it was never tried");
+}
+
+#[test]
 fn a_crash_loop_waits_and_shows_how_it_ended() {
     let pod = one_container("Always");
     let runs = vec![run("c", 1, exited(1)), run("c", 0, exited(2))];

@@ -33,8 +33,7 @@ fn json_and_yaml_say_the_same() {
 
 #[test]
 fn other_media_types_are_refused() {
-    for media_type in ["application/vnd.kubernetes.protobuf", "application/cbor", "text/plain", "x"]
-    {
+    for media_type in ["application/cbor", "text/plain", "x"] {
         let error = decode(b"{}", Some(media_type)).expect_err(media_type);
         assert_eq!((error.code, error.reason), (415, "UnsupportedMediaType"));
     }

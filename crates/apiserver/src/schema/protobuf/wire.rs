@@ -1,0 +1,126 @@
+//! The protobuf wire format: numbered fields, whatever they mean.
+
+use serde::de::Error as _;
+
+/// Why bytes cannot be read as what they should be.
+pub(super) type Fault = serde::de::value::Error;
+pub(super) type Result<T, E = Fault> = std::result::Result<T, E>;
+
+/// The field of this number that counts: the last one.
+pub(super) fn last(bytes: &[u8], number: u32) -> Result<Option<Wire<'_>>> {
+    let mut found = None;
+    for field in Fields(bytes) {
+        let (at, wire) = field?;
+        if at == number {
+            found = Some(wire);
+        }
+    }
+    Ok(found)
+}
+
+/// A field's value as it travels.
+#[derive(Clone, Copy)]
+pub(super) enum Wire<'a> {
+    Number(u64),
+    Fixed(u64),
+    Bytes(&'a [u8]),
+}
+
+impl<'a> Wire<'a> {
+    pub(super) fn bytes(self) -> Result<&'a [u8]> {
+        match self {
+            Wire::Bytes(bytes) => Ok(bytes),
+            _ => Err(self.mismatch()),
+        }
+    }
+
+    pub(super) fn text(self) -> Result<&'a str> {
+        std::str::from_utf8(self.bytes()?).map_err(Fault::custom)
+    }
+
+    /// Negative numbers travel as their two's complement.
+    pub(super) fn number(self) -> Result<i64> {
+        match self {
+            Wire::Number(number) => Ok(number.cast_signed()),
+            _ => Err(self.mismatch()),
+        }
+    }
+
+    pub(super) fn double(self) -> Result<f64> {
+        match self {
+            Wire::Fixed(bits) => Ok(f64::from_bits(bits)),
+            _ => Err(self.mismatch()),
+        }
+    }
+
+    fn mismatch(self) -> Fault {
+        let found = match self {
+            Wire::Number(_) => "a number",
+            Wire::Fixed(_) => "a fixed-size number",
+            Wire::Bytes(_) => "bytes",
+        };
+        Fault::custom(format_args!("{found} cannot be its value"))
+    }
+}
+
+/// The fields of a message, up to the first fault.
+pub(super) struct Fields<'a>(pub(super) &'a [u8]);
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = Result<(u32, Wire<'a>)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let field = field(&mut self.0);
+        if field.is_err() {
+            self.0 = &[];
+        }
+        Some(field)
+    }
+}
+
+fn field<'a>(bytes: &mut &'a [u8]) -> Result<(u32, Wire<'a>)> {
+    let key = varint(bytes)?;
+    let number = u32::try_from(key >> 3).map_err(Fault::custom)?;
+    let wire = match key & 7 {
+        0 => Wire::Number(varint(bytes)?),
+        1 => Wire::Fixed(fixed(bytes, 8)?),
+        2 => {
+            let length = usize::try_from(varint(bytes)?).map_err(Fault::custom)?;
+            Wire::Bytes(take(bytes, length)?)
+        }
+        5 => Wire::Fixed(fixed(bytes, 4)?),
+        other => return Err(Fault::custom(format_args!("unknown wire type {other}"))),
+    };
+    Ok((number, wire))
+}
+
+pub(super) fn varint(bytes: &mut &[u8]) -> Result<u64> {
+    let mut number = 0;
+    for shift in (0..64).step_by(7) {
+        let [byte, rest @ ..] = *bytes else { return Err(too_short()) };
+        *bytes = rest;
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Ok(number);
+        }
+    }
+    Err(Fault::custom("a number of more than 64 bits"))
+}
+
+fn fixed(bytes: &mut &[u8], size: usize) -> Result<u64> {
+    let little_endian = take(bytes, size)?;
+    Ok(little_endian.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+}
+
+fn take<'a>(bytes: &mut &'a [u8], length: usize) -> Result<&'a [u8]> {
+    let (taken, rest) = bytes.split_at_checked(length).ok_or_else(too_short)?;
+    *bytes = rest;
+    Ok(taken)
+}
+
+fn too_short() -> Fault {
+    Fault::custom("unexpected EOF")
+}

@@ -1,0 +1,24 @@
+#!/bin/sh
+# Runs a program of this project with another kubelet in the place of the node daemon:
+#
+#   with-kubelet.sh /path/to/kubelet target/release/longshore-bench --pods=100
+#
+# It is started with the same configuration file and the same flags as `longshore node`.
+set -eu
+
+[ $# -ge 2 ] && [ -x "$1" ] || {
+    echo "usage: $0 KUBELET PROGRAM [ARGUMENT...]" >&2
+    exit 2
+}
+kubelet=$(realpath "$1")
+program=$(realpath "$2")
+shift 2
+
+bin=$(mktemp -d)
+trap 'rm -rf "$bin"' EXIT
+trap 'exit 1' INT TERM
+ln -s "$(dirname "$program")/longshore-apiserver" "$bin"
+# The first argument is `node`, which only Longshore has.
+printf '#!/bin/sh\nshift\nexec "%s" "$@"\n' "$kubelet" >"$bin/longshore"
+chmod 755 "$bin/longshore"
+LONGSHORE_BIN_DIR=$bin "$program" "$@"
