@@ -1,12 +1,16 @@
 //! Longshore, a Kubernetes node.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use longshore::config::{self, Command, Config};
 use longshore::node;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
+
+/// How long the node may take to stop.
+const STOP: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
     match config::from_args(std::env::args()) {
@@ -30,11 +34,20 @@ fn run(config: Config) -> anyhow::Result<()> {
     let result = runtime.block_on(async {
         let stop = CancellationToken::new();
         cancel_on_signal(stop.clone())?;
-        Ok(node::run(config, stop).await?)
+        tokio::select! {
+            result = node::run(config, stop.clone()) => Ok(result?),
+            () = overdue(stop) => anyhow::bail!("the node did not stop within {STOP:?}"),
+        }
     });
     // A thread that hangs in a call to a file system must not keep the process.
     runtime.shutdown_background();
     result
+}
+
+/// Ends when the node should long have stopped: at its start it may hang in a call to the runtime.
+async fn overdue(stop: CancellationToken) {
+    stop.cancelled().await;
+    tokio::time::sleep(STOP).await;
 }
 
 fn log(verbosity: u32) {

@@ -80,6 +80,27 @@ async fn a_stop_leaves_the_containers_running() {
 }
 
 #[tokio::test]
+async fn a_stop_does_not_wait_for_a_runtime_that_hangs() {
+    let host = Host::start().expect("a host");
+    let socket = host.dir().join("proxy.sock");
+    let proxy = FaultProxy::start(&socket, host.socket()).expect("a proxy");
+    proxy.inject("Version", Fault::Hang);
+    let endpoint = format!("unix://{}", socket.display());
+    let mut cluster = Cluster::on(host, json!({"containerRuntimeEndpoint": endpoint})).await;
+    wait_until(PATIENCE, "the node waits for the runtime", async || {
+        match proxy.pending("Version") {
+            0 => Err("no call yet"),
+            _ => Ok(()),
+        }
+    })
+    .await
+    .unwrap();
+    cluster.node.daemon().terminate(Duration::from_secs(60)).expect("it stops");
+    drop(proxy);
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
 async fn a_relist_that_hangs_makes_the_node_unready_and_blocks_nothing() {
     let host = Host::start().expect("a host");
     let socket = host.dir().join("proxy.sock");

@@ -49,7 +49,7 @@ impl Named for ConfigMap {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Key {
     namespace: Box<str>,
-    name: Box<str>,
+    pub(super) name: Box<str>,
 }
 
 impl Key {

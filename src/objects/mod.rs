@@ -71,6 +71,11 @@ impl Error {
     }
 }
 
+/// One of the secrets and configmaps that a pod refers to, if there is any, in words.
+pub fn first_reference(pod: &Pod) -> Option<String> {
+    references::of(pod).first().map(ToString::to_string)
+}
+
 /// A request's answer, or an error once it has taken too long.
 async fn within_deadline<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
     let late = |_| KubeError::Service(format!("no answer within {REQUEST_TIMEOUT:?}").into());

@@ -1,6 +1,7 @@
 //! Which secrets and configmaps a pod refers to, in every place of its spec that can name one.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Pod, PodSpec, Volume};
 use longshore_pod::spec;
@@ -12,6 +13,15 @@ use super::cache::Key;
 pub(super) enum Reference {
     Secret(Key),
     ConfigMap(Key),
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Secret(key) => write!(out, "secret {:?}", key.name),
+            Self::ConfigMap(key) => write!(out, "configmap {:?}", key.name),
+        }
+    }
 }
 
 /// All objects that a pod refers to.

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use longshore_pod::{Timestamp, spec};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use super::defaults;
+use crate::objects;
 
 /// A manifest larger than this is none.
 pub(super) const MAX_BYTES: u64 = 10 << 20;
@@ -140,29 +141,30 @@ fn validate(pod: &Pod) -> Result<(), Error> {
             ));
         }
     }
-    refuse_references(pod_spec)
+    refuse_references(pod, pod_spec)
 }
 
 /// A static pod must not depend on objects of the apiserver.
-fn refuse_references(pod_spec: &k8s_openapi::api::core::v1::PodSpec) -> Result<(), Error> {
+fn refuse_references(pod: &Pod, pod_spec: &PodSpec) -> Result<(), Error> {
+    let refuse = |at: String| Err(field(at, "a static pod may not reference an API object"));
     if pod_spec.service_account_name.as_deref().is_some_and(|name| !name.is_empty()) {
-        return Err(field(
-            "spec.serviceAccountName",
-            "a static pod may not reference an API object",
-        ));
+        return refuse("spec.serviceAccountName".to_owned());
     }
     for (index, volume) in pod_spec.volumes.iter().flatten().enumerate() {
-        if volume.secret.is_some()
-            || volume.config_map.is_some()
+        let token =
+            volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
+        if token.into_iter().any(|source| source.service_account_token.is_some())
             || volume.persistent_volume_claim.is_some()
+            || volume.ephemeral.is_some()
+            || volume.csi.is_some()
         {
-            return Err(field(
-                format!("spec.volumes[{index}]"),
-                "a static pod may not reference an API object",
-            ));
+            return refuse(format!("spec.volumes[{index}]"));
         }
     }
-    Ok(())
+    match objects::first_reference(pod) {
+        Some(object) => refuse(format!("spec ({object})")),
+        None => Ok(()),
+    }
 }
 
 fn is_subdomain(name: &str) -> bool {
@@ -249,6 +251,31 @@ mod tests {
             let text = GOOD.replace("{name: web}", &format!("{{name: web, uid: {uid}}}"));
             let error = parsed(&text).expect_err(uid).to_string();
             assert!(error.contains("metadata.uid"), "{error}");
+        }
+    }
+
+    #[test]
+    fn references_to_objects_of_the_apiserver_are_refused() {
+        let with = |container: &str, pod: &str| {
+            format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec: {{containers: [{{name: c, image: i{container}}}]{pod}}}"
+            )
+        };
+        assert!(parsed(&with("", ", volumes: [{name: v, emptyDir: {}}]")).is_ok());
+        for (container, pod, expected) in [
+            ("", ", serviceAccountName: a", "spec.serviceAccountName"),
+            ("", ", imagePullSecrets: [{name: s}]", "secret \"s\""),
+            (", envFrom: [{configMapRef: {name: m}}]", "", "configmap \"m\""),
+            ("", ", volumes: [{name: v, secret: {secretName: s}}]", "secret \"s\""),
+            ("", ", volumes: [{name: v, csi: {driver: d}}]", "spec.volumes[0]"),
+            (
+                "",
+                ", volumes: [{name: v, projected: {sources: [{serviceAccountToken: {path: t}}]}}]",
+                "spec.volumes[0]",
+            ),
+        ] {
+            let error = parsed(&with(container, pod)).expect_err(expected).to_string();
+            assert!(error.contains(expected), "{container}{pod} → {error}");
         }
     }
 
