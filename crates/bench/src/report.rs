@@ -1,7 +1,8 @@
 //! The figures as a table for people.
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 
 use crate::bench::{Figures, Round};
+use crate::burst::Burst;
 use crate::cluster::Uses;
 use crate::floor::Floor;
 use crate::process::Memory;
@@ -9,77 +10,104 @@ use crate::statistics::{Spread, median};
 
 /// Medians of all rounds, in lines of a label and its figures.
 pub(crate) fn table(figures: &Figures) -> String {
-    let Figures { machine, pods, rounds, idle, restart, deaths } = figures;
-    let of = |figure: fn(&Round) -> f64| median(rounds.iter().map(figure));
-    let uses = |figure: fn(&Round) -> Uses<f64>| Uses {
-        node: median(rounds.iter().map(|round| figure(round).node)),
-        apiserver: median(rounds.iter().map(|round| figure(round).apiserver)),
-        containerd: median(rounds.iter().map(|round| figure(round).containerd)),
-    };
-    let of_floor = |figure: fn(&Floor) -> f64| {
-        median(rounds.iter().filter_map(|round| round.floor().map(figure)))
-    };
-    let (floor, burst) = (of_floor(|floor| floor.seconds), of(|round| round.burst.seconds));
-
-    let mut out = format!(
+    let Figures { machine, pods, rounds, .. } = figures;
+    let mut table = Table(format!(
         "{pods} pods, {} rounds; {} cores, kernel {}, {}, node {}\n\n",
         rounds.len(),
         machine.cpu,
         machine.kernel,
         machine.runtime,
         machine.kubelet,
-    );
-    let mut line = |label: &str, text: String| {
-        let _ = writeln!(out, "{label:<28}{text}");
-    };
-    line("floor", format!("{floor:.2} s ({})", tried(rounds)));
-    let pod = Spread {
-        p50: of_floor(|floor| floor.pod_seconds.p50),
-        p99: of_floor(|floor| floor.pod_seconds.p99),
-        max: of_floor(|floor| floor.pod_seconds.max),
-    };
-    line("  start to running, each pod", spread(Some(pod)));
-    let containerd = of_floor(|floor| floor.containerd_cpu_seconds);
-    let all = rounds.iter().filter_map(|round| round.floor()?.host_cpu_seconds);
-    let floor_all = median(all);
-    line("  CPU-seconds", format!("containerd {containerd:.2}, everything {floor_all:.2}"));
-    line("burst", format!("{burst:.2} s, {:.2} of the floor", burst / floor));
-    let pod = Spread {
-        p50: of(|round| round.burst.pod_seconds.p50),
-        p99: of(|round| round.burst.pod_seconds.p99),
-        max: of(|round| round.burst.pod_seconds.max),
-    };
-    line("  POST to Ready, each pod", spread(Some(pod)));
-    line("  last POST answered", format!("{:.2} s", of(|round| round.burst.posted_seconds)));
-    line("  CPU-seconds", three(uses(|round| round.burst.cpu_seconds), 2));
-    let all = median(rounds.iter().filter_map(|round| round.burst.host_cpu_seconds));
-    line("", format!("everything {all:.2}, {:.2} of the floor", all / floor_all));
-    if let Some(last) = rounds.last() {
-        line("  MiB resident (peak)", memory(last.burst.memory));
-        let requests = &last.burst.requests;
-        line("  requests to the apiserver", requests.values().sum::<u64>().to_string());
-        for (what, count) in requests {
-            line("", format!("{count} {what}"));
+    ));
+    table.floor(rounds);
+    table.burst(rounds);
+    table.others(figures);
+    table.deletion(rounds);
+    table.0
+}
+
+struct Table(String);
+
+impl Table {
+    fn line(&mut self, label: &str, text: impl Display) {
+        // Writing into a string cannot fail.
+        let _ = writeln!(self.0, "{label:<30}{text}");
+    }
+
+    fn floor(&mut self, rounds: &[Round]) {
+        let floors: Vec<&Floor> = rounds.iter().filter_map(Round::floor).collect();
+        let of = |figure: fn(&Floor) -> f64| median(floors.iter().map(|floor| figure(floor)));
+        let pods = Spread {
+            p50: of(|floor| floor.pod_seconds.p50),
+            p99: of(|floor| floor.pod_seconds.p99),
+            max: of(|floor| floor.pod_seconds.max),
+        };
+        self.line("floor", format!("{:.2} s ({})", of(|floor| floor.seconds), tried(rounds)));
+        self.line("  start to running, each pod", spread(Some(pods)));
+        let containerd = of(|floor| floor.containerd_cpu_seconds);
+        self.line("  CPU-seconds", format!("containerd {containerd:.2}"));
+        if let Some(all) = floor_cpu(rounds) {
+            self.line("", format!("everything {all:.2}"));
         }
     }
-    line("idle", format!("{:.0} s", idle.seconds));
-    line("  millicores", three(idle.millicores, 1));
-    line("  MiB resident (peak)", memory(idle.memory));
-    line(
-        "restart of the node daemon",
-        format!("lease renewed after {:.2} s", restart.lease_seconds),
-    );
-    line("  node told Ready", format!("{:.2} s", restart.ready_seconds));
-    line("  changes to pods", restart.pod_writes.to_string());
-    line("  CPU-seconds in 10 s", format!("{:.2}", restart.cpu_seconds));
-    line("  MiB resident (peak)", mib(restart.memory));
-    line("death of a container", format!("told: {}", spread(deaths.told_seconds)));
-    line("  Ready again", spread(deaths.ready_seconds));
-    line("deletion", format!("{:.2} s, last object", of(|round| round.deletion.seconds)));
-    let sandboxes = of(|round| round.deletion.sandboxes_seconds);
-    line("  last sandbox", format!("{sandboxes:.2} s"));
-    line("  CPU-seconds", three(uses(|round| round.deletion.cpu_seconds), 2));
-    out
+
+    fn burst(&mut self, rounds: &[Round]) {
+        let of =
+            |figure: fn(&Burst) -> f64| median(rounds.iter().map(|round| figure(&round.burst)));
+        let pods = Spread {
+            p50: of(|burst| burst.pod_seconds.p50),
+            p99: of(|burst| burst.pod_seconds.p99),
+            max: of(|burst| burst.pod_seconds.max),
+        };
+        let seconds = of(|burst| burst.seconds);
+        let floor = median(rounds.iter().filter_map(Round::floor).map(|floor| floor.seconds));
+        self.line("burst", format!("{seconds:.2} s, {:.2} of the floor", seconds / floor));
+        self.line("  POST to Ready, each pod", spread(Some(pods)));
+        self.line("  last POST answered", format!("{:.2} s", of(|burst| burst.posted_seconds)));
+        self.line("  CPU-seconds", medians(rounds, |round| round.burst.cpu_seconds));
+        if let Some(floor) = floor_cpu(rounds) {
+            let all = median(rounds.iter().filter_map(|round| round.burst.host_cpu_seconds));
+            self.line("", format!("everything {all:.2}, {:.2} of the floor", all / floor));
+        }
+        let Some(last) = rounds.last() else { return };
+        self.line("  MiB resident (peak)", memory(last.burst.memory));
+        let requests = &last.burst.requests;
+        self.line("  requests to the apiserver", requests.values().sum::<u64>());
+        for (what, count) in requests {
+            self.line("", format!("{count} {what}"));
+        }
+    }
+
+    fn others(&mut self, figures: &Figures) {
+        let Figures { idle, restart, deaths, .. } = figures;
+        self.line("idle", format!("{:.0} s", idle.seconds));
+        self.line("  millicores", three(idle.millicores, 1));
+        self.line("  MiB resident (peak)", memory(idle.memory));
+        self.line("restart of the node daemon", "");
+        self.line("  lease renewed", format!("{:.2} s", restart.lease_seconds));
+        self.line("  node told Ready", format!("{:.2} s", restart.ready_seconds));
+        self.line("  changes to pods", restart.pod_writes);
+        self.line("  CPU-seconds in 10 s", format!("{:.2}", restart.cpu_seconds));
+        self.line("  MiB resident (peak)", mib(restart.memory));
+        self.line("death of a container", "");
+        self.line("  told", spread(deaths.told_seconds));
+        self.line("  Ready again", spread(deaths.ready_seconds));
+    }
+
+    fn deletion(&mut self, rounds: &[Round]) {
+        let of = |figure: fn(&Round) -> f64| median(rounds.iter().map(figure));
+        self.line("deletion", "");
+        self.line("  last object", format!("{:.2} s", of(|round| round.deletion.seconds)));
+        let sandboxes = of(|round| round.deletion.sandboxes_seconds);
+        self.line("  last sandbox", format!("{sandboxes:.2} s"));
+        self.line("  CPU-seconds", medians(rounds, |round| round.deletion.cpu_seconds));
+    }
+}
+
+/// CPU-seconds of everything on the host in the floor, if they are known.
+fn floor_cpu(rounds: &[Round]) -> Option<f64> {
+    let all = rounds.iter().filter_map(|round| round.floor()?.host_cpu_seconds);
+    Some(median(all)).filter(|all| *all > 0.0)
 }
 
 /// The first round's search.
@@ -92,6 +120,15 @@ fn tried(rounds: &[Round]) -> String {
 fn spread(spread: Option<Spread>) -> String {
     let Some(Spread { p50, p99, max }) = spread else { return "not measured".into() };
     format!("p50 {p50:.2} s, p99 {p99:.2} s, max {max:.2} s")
+}
+
+fn medians(rounds: &[Round], figure: fn(&Round) -> Uses<f64>) -> String {
+    let uses = Uses {
+        node: median(rounds.iter().map(|round| figure(round).node)),
+        apiserver: median(rounds.iter().map(|round| figure(round).apiserver)),
+        containerd: median(rounds.iter().map(|round| figure(round).containerd)),
+    };
+    three(uses, 2)
 }
 
 fn three(uses: Uses<f64>, digits: usize) -> String {

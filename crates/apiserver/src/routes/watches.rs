@@ -206,7 +206,7 @@ impl Watcher {
             (None, Form::Object) => {
                 // The same text for all watchers.
                 if let Some(text) = stored.json() {
-                    self.push_raw(kind, &text);
+                    self.push_shared(kind, text);
                 }
             }
             (None, _) => self.push(kind, object),
@@ -240,6 +240,16 @@ impl Watcher {
 
     fn push_error(&mut self, error: &StatusError) {
         self.push_raw("ERROR", error.to_value().to_string().as_bytes());
+    }
+
+    /// A large object is not copied: clients that read slowly wait with one text in common.
+    fn push_shared(&mut self, kind: &'static str, object: Bytes) {
+        const WORTH_SHARING: usize = 4 << 10;
+        if object.len() < WORTH_SHARING {
+            return self.push_raw(kind, &object);
+        }
+        let head = format!("{{\"type\":\"{kind}\",\"object\":");
+        self.ready.extend([head.into(), object, Bytes::from_static(b"}\n")]);
     }
 
     fn push_raw(&mut self, kind: &str, object: &[u8]) {

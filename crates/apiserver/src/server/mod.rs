@@ -33,6 +33,8 @@ const IDLE_CHECK: Duration = Duration::from_secs(30);
 /// A silent peer is asked for a sign of life this often.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 const MAX_STREAMS: u32 = 250;
+/// How much encrypted text waits for a client that reads slowly.
+const SEND_BUFFER: usize = 16 << 10;
 const MAX_HEADER_BYTES: usize = 64 << 10;
 /// What is still running this long after a stop signal is cut off.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -105,7 +107,7 @@ async fn connection(
     {
         tracing::debug!(%error, "socket options");
     }
-    let stream = match timeout(
+    let mut stream = match timeout(
         HANDSHAKE_TIMEOUT,
         TlsAcceptor::from(tls.config.clone()).accept(stream),
     )
@@ -116,7 +118,8 @@ async fn connection(
         Err(_) => return tracing::debug!("TLS handshake timed out"),
     };
     let (peer, is_http2) = {
-        let (_, session) = stream.get_ref();
+        let (_, session) = stream.get_mut();
+        session.set_buffer_limit(Some(SEND_BUFFER));
         (tls.identify(session.peer_certificates()), session.alpn_protocol() == Some(b"h2"))
     };
     if let Peer::Untrusted(reason) = &peer {
