@@ -281,3 +281,20 @@ async fn tables_and_bare_metadata() {
     let (code, _) = ask(PODS.into(), "application/vnd.kubernetes.protobuf, application/json").await;
     assert_eq!(code, 200);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_objects_come_whole_to_every_watcher() {
+    let cluster = Cluster::start().await;
+    let mut watches = Vec::new();
+    for _ in 0..3 {
+        watches.push(cluster.admin.watch("/api/v1/configmaps?watch=1").await);
+    }
+    for size in [10, 4 << 10, 300 << 10] {
+        let object = config_map(&format!("of-{size}"), json!({"k": "x".repeat(size)}));
+        let made = cluster.admin.create("/api/v1/namespaces/default/configmaps", object).await;
+        for watch in &mut watches {
+            let event = watch.next().await.unwrap();
+            assert_eq!(event, json!({"type": "ADDED", "object": made}));
+        }
+    }
+}
