@@ -127,11 +127,11 @@ async fn a_failing_container_restarts_with_a_back_off() {
 #[tokio::test]
 async fn init_containers_run_first_and_volumes_carry_their_work() {
     let cluster = Cluster::start().await;
-    let mut spec = script(&format!("cat /work/made; {FOREVER}"));
-    let mounts = json!([{"name": "work", "mountPath": "/work"}]);
+    let mut spec = script(&format!("cat /shared/made; {FOREVER}"));
+    let mounts = json!([{"name": "work", "mountPath": "/shared"}]);
     spec["volumes"] = json!([{"name": "work", "emptyDir": {}}]);
     spec["containers"][0]["volumeMounts"] = mounts.clone();
-    let mut init = common::container("i", "echo made by init >/work/made");
+    let mut init = common::container("i", "echo made by init >/shared/made");
     init["volumeMounts"] = mounts;
     spec["initContainers"] = json!([init]);
     let pod = cluster.create("init", spec).await;

@@ -58,7 +58,7 @@ async fn steps(
     match plan.sandbox {
         SandboxStep::Keep => {}
         SandboxStep::Stop => {
-            return super::end::stop_all(tools, pod, observed, super::end::grace_of(pod))
+            return super::end::stop_all(tools, pod, observed, super::end::grace(pod))
                 .await
                 .map_err(killing);
         }
@@ -88,7 +88,7 @@ async fn steps(
         if let Some((kind, _)) = spec::container(pod, &kill.name) {
             tools.announcer.container(pod, kind, &kill.name, false, "Killing", &kill.message);
         }
-        let grace = super::end::grace_of(pod);
+        let grace = super::end::grace(pod);
         let stopped =
             tools.runtime.stop_container(spec::uid(pod), &run.id, &run.sandbox_id, grace).await;
         stopped.map_err(killing)?;

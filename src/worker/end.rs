@@ -13,12 +13,14 @@ use super::task::Task;
 use super::{Phase, Tools, Why};
 use crate::runtime::{Error, describe};
 
+/// Grace of a pod that does not say (seconds).
 const DEFAULT_GRACE: i64 = 30;
 
-/// How long the containers of a pod that goes on living may take to stop.
-pub(super) fn grace_of(pod: &Pod) -> Duration {
+/// How long the pod's containers may take to stop. A forced end still sends the stop signal.
+pub(super) fn grace(pod: &Pod) -> Duration {
     let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
-    Duration::from_secs(u64::try_from(own.unwrap_or(DEFAULT_GRACE).max(1)).unwrap_or(1))
+    let seconds = pod.metadata.deletion_grace_period_seconds.or(own).unwrap_or(DEFAULT_GRACE);
+    Duration::from_secs(u64::try_from(seconds.max(1)).unwrap_or(1))
 }
 
 /// Stop every container at once, each with that grace, then the sandboxes.

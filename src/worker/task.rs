@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::debug;
 
 use super::act::{Acted, act};
+use super::end::grace;
 use super::{Order, Phase, Tools, Why};
 use crate::runtime::{backoff_message, describe};
 use crate::volumes::PodMounts;
@@ -24,8 +25,6 @@ use crate::volumes::PodMounts;
 /// Pauses after a step that failed.
 const RETRY_BASE: SignedDuration = SignedDuration::from_millis(200);
 const RETRY_MAX: SignedDuration = SignedDuration::from_secs(10);
-/// Grace of a pod that does not say.
-const DEFAULT_GRACE: i64 = 30;
 /// How often the data in a pod's volumes is compared with its source.
 const REFRESH: Duration = Duration::from_secs(60);
 
@@ -316,11 +315,4 @@ impl Task {
         };
         status::status(&self.pod, observed, &self.told, &context, Timestamp::now())
     }
-}
-
-/// How long the pod's containers may take to stop. A forced end still sends the stop signal.
-fn grace(pod: &Pod) -> Duration {
-    let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
-    let seconds = pod.metadata.deletion_grace_period_seconds.or(own).unwrap_or(DEFAULT_GRACE);
-    Duration::from_secs(u64::try_from(seconds.max(1)).unwrap_or(1))
 }
