@@ -19,9 +19,11 @@ use crate::client::{self, ClientError, Limits};
 use crate::config::{Config, KUBERNETES_VERSION};
 use crate::desired::{self, Desired};
 use crate::events::{EventType, Recorder, node_reference};
+use crate::handlers::Handlers;
 use crate::health;
 use crate::objects::Objects;
 use crate::observe::{self, Observer};
+use crate::probes::Probes;
 use crate::registration::{self, Machine, Registration};
 use crate::resources::cgroups::{self, Cgroups, Driver};
 use crate::runtime::{Announcer, PodRuntime, Settings};
@@ -157,18 +159,22 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
 
     // the server, and last the workers, which begin once it is known what runs
     let announcer = Announcer::new(recorder.clone());
+    let handlers = Handlers::new(runtime.clone());
+    let probes = Probes::new(handlers.clone(), announcer.clone());
     let pods = PodRuntime::new(
         runtime.clone(),
         observer.clone(),
         objects.clone(),
         volumes.clone(),
         announcer.clone(),
+        handlers,
         settings.clone(),
     );
     let tools = Arc::new(Tools {
         runtime: pods,
         observer: observer.clone(),
         status: status.clone(),
+        probes,
         volumes,
         announcer,
         settings,

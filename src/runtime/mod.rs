@@ -6,34 +6,35 @@ mod container;
 mod credentials;
 mod dns;
 mod env;
+mod hooks;
 mod hosts;
 mod images;
 pub mod labels;
 pub mod resources;
 mod sandbox;
 mod security;
+mod start;
+mod stop;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_cri::Runtime;
 use longshore_pod::Timestamp;
-use longshore_pod::expand::expand;
-use longshore_pod::observed::Sandbox;
-use longshore_pod::plan::Start;
 use longshore_pod::spec;
-use tracing::{debug, warn};
+use tracing::debug;
 
 pub use announce::Announcer;
 
+use crate::handlers::Handlers;
 use crate::objects::Objects;
 use crate::observe::Observer;
 use crate::resources::cgroups::Cgroups;
-use crate::volumes::{Mounted, PodMounts, SubPath, Volumes};
+use crate::volumes::Volumes;
 
 /// What of the node's config shapes its pods.
 #[derive(Clone, Debug)]
@@ -180,6 +181,7 @@ pub struct PodRuntime {
     objects: Objects,
     volumes: Volumes,
     announcer: Announcer,
+    handlers: Handlers,
     images: Arc<images::Images>,
     settings: Arc<Settings>,
 }
@@ -192,6 +194,7 @@ impl PodRuntime {
         objects: Objects,
         volumes: Volumes,
         announcer: Announcer,
+        handlers: Handlers,
         settings: Arc<Settings>,
     ) -> Self {
         let images = images::Images::new(
@@ -200,7 +203,8 @@ impl PodRuntime {
             announcer.clone(),
             settings.parallel_pulls,
         );
-        Self { cri, observer, objects, volumes, announcer, images: Arc::new(images), settings }
+        let images = Arc::new(images);
+        Self { cri, observer, objects, volumes, announcer, handlers, images, settings }
     }
 
     /// Make what must stand before the pod's sandbox: directories and cgroup.
@@ -219,222 +223,10 @@ impl PodRuntime {
         debug!(pod = describe(pod), %id, "sandbox runs");
         Ok(self.observer.look_at_sandbox(spec::uid(pod), &id).await?)
     }
-
-    /// Pull if need be, create, start.
-    pub async fn start_container(
-        &self,
-        pod: &Pod,
-        sandbox: &Sandbox,
-        start: &Start,
-        container: &Container,
-        mounts: &PodMounts,
-    ) -> Result<(), StartError> {
-        let say = |warning, reason: &str, message: &str| {
-            self.announcer.container(pod, start.kind, &container.name, warning, reason, message);
-        };
-        let failed = |reason: &'static str, event: &str, message: String| {
-            say(true, event, &format!("Error: {message}"));
-            StartError::new(reason, message)
-        };
-        let config_error =
-            |error: Error| failed("CreateContainerConfigError", "Failed", error.to_string());
-        let sandbox_config =
-            sandbox::config(&self.settings, pod, sandbox.attempt).map_err(config_error)?;
-        let image = self.images.ensure(pod, start.kind, container, &sandbox_config).await;
-        let image = image.inspect_err(|error| {
-            say(true, "Failed", &format!("Error: {}", error.reason));
-        })?;
-
-        let log_dir = self.settings.pod_log_dir(pod).join(&container.name);
-        create_dir(&log_dir).await.map_err(config_error)?;
-        let restart_count = match start.restart_count {
-            Some(count) => count,
-            None => container::restart_count_from_logs(&log_dir),
-        };
-        let config = self
-            .container_config(pod, sandbox, container, restart_count, image, mounts)
-            .await
-            .map_err(config_error)?;
-
-        let message = |error: longshore_cri::Error| cri_message(&error);
-        let id = self
-            .cri
-            .create_container(&sandbox.id, config, sandbox_config)
-            .await
-            .map_err(|error| failed("CreateContainerError", "Failed", message(error)))?;
-        say(false, "Created", "Container created");
-        let started = self.cri.start_container(&id).await;
-        // Looked at in either case: a container that failed to start has an exit to show.
-        if let Err(error) = self.observer.look_at_container(spec::uid(pod), &id, &sandbox.id).await
-        {
-            debug!(pod = describe(pod), %id, %error, "look at a started container failed");
-        }
-        started.map_err(|error| failed("RunContainerError", "Failed", message(error)))?;
-        say(false, "Started", "Container started");
-        let link = container::legacy_log_link(pod, &container.name, &id);
-        let log = log_dir.join(format!("{restart_count}.log"));
-        if let Err(error) = link_log(&log, &link).await {
-            debug!(link = %link.display(), %error, "no link to the log");
-        }
-        Ok(())
-    }
-
-    async fn container_config(
-        &self,
-        pod: &Pod,
-        sandbox: &Sandbox,
-        container: &Container,
-        restart_count: u32,
-        image: images::Present,
-        mounts: &PodMounts,
-    ) -> Result<longshore_cri::v1::ContainerConfig, Error> {
-        let ips = match sandbox.host_network {
-            true => &self.settings.host_ips,
-            false => &sandbox.ips,
-        };
-        let environment =
-            env::environment(&self.settings, &self.objects, pod, container, ips).await?;
-        let mut volumes = Vec::new();
-        for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
-            // The apiserver sees to it that a mount names a volume; a manifest may not.
-            let volume = mounts.get(&mount.name).cloned().ok_or_else(|| Error::Field {
-                field: "volumeMounts.name",
-                value: mount.name.clone(),
-            })?;
-            let path = match (&mount.sub_path, &mount.sub_path_expr) {
-                (Some(path), _) if !path.is_empty() => path.clone(),
-                (_, Some(path)) => expand(path, |name| environment.get(name)),
-                _ => String::new(),
-            };
-            volumes.push(match path.is_empty() {
-                true => volume,
-                false => {
-                    let sub_path = SubPath {
-                        volume: &mount.name,
-                        volume_path: &volume.path,
-                        container: &container.name,
-                        index,
-                        path: &path,
-                    };
-                    let path = self.volumes.sub_path(spec::uid(pod), sub_path).await?;
-                    Mounted { path, ..volume }
-                }
-            });
-        }
-        let hosts_file = hosts::write(&self.settings, pod, ips).await?;
-        container::config(container::Inputs {
-            settings: &self.settings,
-            pod,
-            container,
-            restart_count,
-            image_ref: image.reference,
-            image_user: image.user,
-            environment,
-            volumes,
-            hosts_file,
-        })
-    }
-
-    /// Stop a container, within `grace` if it is willing. One that is gone counts as stopped.
-    pub async fn stop_container(
-        &self,
-        uid: &str,
-        id: &str,
-        sandbox_id: &str,
-        grace: Duration,
-    ) -> Result<(), Error> {
-        forgive_gone(self.cri.stop_container(id, grace).await)?;
-        Ok(self.observer.look_at_container(uid, id, sandbox_id).await?)
-    }
-
-    /// Stop a sandbox and give its network back. One that is gone counts as stopped.
-    pub async fn stop_sandbox(&self, uid: &str, id: &str) -> Result<(), Error> {
-        forgive_gone(self.cri.stop_pod_sandbox(id).await)?;
-        Ok(self.observer.look_at_sandbox(uid, id).await?)
-    }
-
-    /// Remove a container that has ended, and the link to its log.
-    pub async fn remove_container(&self, pod: &Pod, name: &str, id: &str) -> Result<(), Error> {
-        forgive_gone(self.cri.remove_container(id).await)?;
-        let link = container::legacy_log_link(pod, name, id);
-        match tokio::fs::remove_file(&link).await {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                warn!(link = %link.display(), %error, "link to a log stays");
-            }
-            _ => {}
-        }
-        self.observer.removed(spec::uid(pod), id);
-        Ok(())
-    }
-
-    /// Remove a stopped sandbox.
-    pub async fn remove_sandbox(&self, uid: &str, id: &str) -> Result<(), Error> {
-        forgive_gone(self.cri.remove_pod_sandbox(id).await)?;
-        self.observer.removed(uid, id);
-        Ok(())
-    }
-
-    /// Give back what [`prepare`](Self::prepare) made, but for the logs.
-    pub async fn release(&self, pod: &Pod) -> Result<(), Error> {
-        self.images.forget(spec::uid(pod));
-        self.objects.unregister(spec::uid(pod));
-        self.volumes.unmount(spec::uid(pod)).await?;
-        Ok(self.settings.cgroups.remove(pod)?)
-    }
-
-    /// Write the data of the pod's volumes anew where it has changed.
-    pub async fn refresh_volumes(&self, pod: &Pod) -> Result<(), Error> {
-        Ok(self.volumes.refresh(pod).await?)
-    }
-
-    /// Remove the pod's directory, with the volumes in it, and its logs.
-    pub async fn remove_files(&self, pod: &Pod) -> Result<(), Error> {
-        self.volumes.remove_pod(spec::uid(pod)).await?;
-        // By its end, for of some orphans the UID is all that is known.
-        let suffix = format!("_{}", spec::uid(pod));
-        let logs = &self.settings.pod_logs_dir;
-        let at = |path: &Path| {
-            let path = path.to_owned();
-            move |source| Error::Io { path, source }
-        };
-        let mut entries = match tokio::fs::read_dir(logs).await {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            entries => entries.map_err(at(logs))?,
-        };
-        while let Some(entry) = entries.next_entry().await.map_err(at(logs))? {
-            if entry.file_name().to_string_lossy().ends_with(&suffix) {
-                let dir = entry.path();
-                tokio::fs::remove_dir_all(&dir).await.map_err(at(&dir))?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The runtime's own words, without the name of the call, as users know them.
-fn cri_message(error: &longshore_cri::Error) -> String {
-    match error {
-        longshore_cri::Error::Status { message, .. } => message.clone(),
-        other => other.to_string(),
-    }
-}
-
-fn forgive_gone(result: longshore_cri::Result<()>) -> longshore_cri::Result<()> {
-    match result {
-        Err(error) if error.is_not_found() => Ok(()),
-        other => other,
-    }
 }
 
 async fn create_dir(path: &Path) -> Result<(), Error> {
     tokio::fs::create_dir_all(path)
         .await
         .map_err(|source| Error::Io { path: path.to_owned(), source })
-}
-
-async fn link_log(log: &Path, link: &Path) -> std::io::Result<()> {
-    if let Some(dir) = link.parent() {
-        tokio::fs::create_dir_all(dir).await?;
-    }
-    tokio::fs::symlink(log, link).await
 }

@@ -99,7 +99,7 @@ async fn steps(
     let mounts = mount(tools, pod, acted).await?;
     for start in &plan.start {
         let Some((_, container)) = spec::container(pod, &start.name) else { continue };
-        match tools.runtime.start_container(pod, sandbox, start, container, &mounts).await {
+        match tools.runtime.start_container(pod, sandbox, start, &container, &mounts).await {
             Ok(()) => {
                 acted.started.push(start.name.clone());
                 remove_old_runs(tools, pod, observed, &start.name).await;

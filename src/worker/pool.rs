@@ -19,6 +19,7 @@ use super::Order;
 use super::task::Task;
 use crate::desired::{Change, Desired};
 use crate::observe::Observer;
+use crate::probes::Probes;
 use crate::runtime::{Announcer, PodRuntime, Settings};
 use crate::status::StatusWriter;
 use crate::volumes::Volumes;
@@ -34,6 +35,8 @@ pub struct Tools {
     pub observer: Observer,
     /// The mouth.
     pub status: StatusWriter,
+    /// What the probes of containers find.
+    pub probes: Probes,
     /// The volumes of pods.
     pub volumes: Volumes,
     /// Events.

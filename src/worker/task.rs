@@ -1,7 +1,7 @@
 //! The worker of one pod: look, plan, act, tell, and again, until there is nothing to do; then wait
 //! for an order, for a change of what runs, or for a delay to end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use k8s_openapi::jiff::SignedDuration;
 use longshore_pod::backoff::{Backoff, RESTART_BASE};
 use longshore_pod::observed::ObservedPod;
 use longshore_pod::plan::{self, BackoffKey, Plan, plan};
+use longshore_pod::probes::ProbeResults;
 use longshore_pod::status::{self, Context};
 use longshore_pod::{Timestamp, spec};
 use tokio::sync::watch;
@@ -32,6 +33,7 @@ pub(super) struct Task {
     pub(super) tools: Arc<Tools>,
     pub(super) order: watch::Receiver<Order>,
     pub(super) observed: watch::Receiver<Arc<ObservedPod>>,
+    probes: watch::Receiver<Arc<ProbeResults>>,
     pub(super) pod: Arc<Pod>,
     pub(super) phase: Phase,
     /// The status told last.
@@ -58,10 +60,12 @@ impl Task {
     pub(super) fn new(tools: Arc<Tools>, order: watch::Receiver<Order>) -> Self {
         let pod = order.borrow().pod.clone();
         let observed = tools.observer.subscribe(spec::uid(&pod));
+        let probes = tools.probes.subscribe(spec::uid(&pod));
         let restarts = Backoff::new(RESTART_BASE, tools.max_restart_delay);
         Self {
             order,
             observed,
+            probes,
             phase: Phase::Syncing,
             told: pod.status.clone().unwrap_or_default(),
             restarts,
@@ -122,7 +126,9 @@ impl Task {
             // Half a picture would be told, and acted upon, as if the rest were lost.
             return self.wait(None).await;
         }
-        let plan = self.due(plan(&self.pod, &observed, &self.restarts, now), now);
+        let probes = self.probes.borrow_and_update().clone();
+        let inputs = plan::Inputs { probes: &probes, backoff: &self.restarts, now };
+        let plan = self.due(plan(&self.pod, &observed, inputs), now);
         self.note_delays(&plan, now);
         self.tell(&observed);
         if status::is_final(self.told.phase.as_deref().unwrap_or_default()) {
@@ -138,7 +144,7 @@ impl Task {
             if let Some((_, container)) = spec::container(&self.pod, &start.name)
                 && observed.newest(&start.name).is_some_and(|run| run.finished_at().is_some())
             {
-                self.restarts.next(&plan::backoff_key(container), now);
+                self.restarts.next(&plan::backoff_key(&container), now);
             }
         }
         let acting = act(self.tools.clone(), self.pod.clone(), observed, plan, self.mounts.clone());
@@ -282,6 +288,7 @@ impl Task {
         tokio::select! {
             _ = self.order.changed() => {}
             _ = self.observed.changed() => {}
+            _ = self.probes.changed() => {}
             () = wake => {}
             refreshed = refresh => {
                 self.refreshed = Instant::now();
@@ -306,7 +313,10 @@ impl Task {
             .waiting
             .iter()
             .map(|(name, wait)| (name.clone(), (wait.reason.clone(), wait.message.clone())));
+        let probes = self.probes.borrow().clone();
         let context = Context {
+            probes: &probes,
+            starting: HashSet::new(),
             waiting: waiting.collect(),
             host_ips: &self.tools.settings.host_ips,
             terminal: self.phase == Phase::Terminated,

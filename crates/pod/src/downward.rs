@@ -113,7 +113,7 @@ pub fn resource_field_value(
     let named = selector.container_name.as_deref().filter(|name| !name.is_empty());
     let container = match named {
         Some(name) => spec::container(pod, name).map(|(_, container)| container),
-        None => own,
+        None => own.map(Cow::Borrowed),
     }
     .ok_or_else(|| Error::NoContainer(named.unwrap_or_default().to_owned()))?;
 
@@ -129,8 +129,8 @@ pub fn resource_field_value(
             .cloned()
     };
     let quantity = match kind {
-        "requests" => set(qos::requests(container)),
-        "limits" => set(qos::limits(container)).or_else(|| {
+        "requests" => set(qos::requests(&container)),
+        "limits" => set(qos::limits(&container)).or_else(|| {
             let pod_limits =
                 pod.spec.as_ref().and_then(|spec| spec.resources.as_ref()?.limits.as_ref());
             defaulted.then(|| set(pod_limits).or_else(|| set(Some(allocatable)))).flatten()

@@ -8,6 +8,7 @@ pub mod expand;
 pub mod hash;
 pub mod observed;
 pub mod plan;
+pub mod probes;
 pub mod qos;
 pub mod spec;
 pub mod status;

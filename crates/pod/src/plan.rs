@@ -4,12 +4,15 @@
 //!
 //! Current limitations: probes, resize and `RestartAllContainers` do not ask for anything yet.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use crate::backoff::Backoff;
 use crate::hash::container_hash;
 use crate::observed::{self, ObservedPod, Sandbox, State};
+use crate::probes::ProbeResults;
 use crate::spec::{self, ContainerKind};
 
 /// The next steps for a pod.
@@ -49,6 +52,8 @@ pub struct Kill {
     pub name: String,
     /// What the event says.
     pub message: String,
+    /// How long it may take, if not as long as its pod allows.
+    pub grace: Option<Duration>,
 }
 
 /// A container to start.
@@ -93,15 +98,21 @@ pub fn backoff_key(container: &Container) -> BackoffKey {
     (container.name.clone(), container_hash(container))
 }
 
+/// What a plan depends on besides spec and observation.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    /// What the pod's probes have found.
+    pub probes: &'a ProbeResults,
+    /// The restart delays of the pod's containers.
+    pub backoff: &'a Backoff<BackoffKey>,
+    /// The time.
+    pub now: Timestamp,
+}
+
 /// The next steps for a pod that should run.
-pub fn plan(
-    pod: &Pod,
-    observed: &ObservedPod,
-    backoff: &Backoff<BackoffKey>,
-    now: Timestamp,
-) -> Plan {
+pub fn plan(pod: &Pod, observed: &ObservedPod, inputs: Inputs<'_>) -> Plan {
     let Some(pod_spec) = &pod.spec else { return Plan::default() };
-    let planner = Planner { spec: pod_spec, observed, backoff, now };
+    let planner = Planner { spec: pod_spec, observed, inputs };
     match usable_sandbox(pod, observed) {
         Some(sandbox) => planner.containers(sandbox),
         None => planner.new_sandbox(),
@@ -121,8 +132,7 @@ pub fn usable_sandbox<'a>(pod: &Pod, observed: &'a ObservedPod) -> Option<&'a Sa
 struct Planner<'a> {
     spec: &'a PodSpec,
     observed: &'a ObservedPod,
-    backoff: &'a Backoff<BackoffKey>,
-    now: Timestamp,
+    inputs: Inputs<'a>,
 }
 
 enum Verdict {
@@ -277,17 +287,18 @@ impl Planner<'_> {
                 id: observed.id.clone(),
                 name: container.name.clone(),
                 message,
+                grace: None,
             })),
         }
         let key = backoff_key(container);
         let until = newest
             .and_then(observed::Container::finished_at)
-            .and_then(|finished| self.backoff.waits_until(&key, finished, self.now));
+            .and_then(|finished| self.inputs.backoff.waits_until(&key, finished, self.inputs.now));
         match until {
             Some(until) => plan.waiting.push(Waiting {
                 name: container.name.clone(),
                 until,
-                delay: self.backoff.delay(&key),
+                delay: self.inputs.backoff.delay(&key),
             }),
             None => plan.start.push(Start {
                 kind,

@@ -1,5 +1,7 @@
 //! Questions about a pod's spec that several rooms ask.
 
+use std::borrow::Cow;
+
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod, PodSpec};
 
 /// Annotation that says where the node learnt of a pod: `file`, `http` or `api`.
@@ -20,6 +22,8 @@ pub enum ContainerKind {
     Sidecar,
     /// `containers`.
     Regular,
+    /// `ephemeralContainers`.
+    Ephemeral,
 }
 
 /// The pod's UID, or "" for an object that has none yet.
@@ -76,9 +80,14 @@ pub fn containers(spec: &PodSpec) -> impl Iterator<Item = (ContainerKind, &Conta
     init.chain(spec.containers.iter().map(|container| (ContainerKind::Regular, container)))
 }
 
-/// The container of that name, whichever list it stands in (ephemeral ones apart).
-pub fn container<'a>(pod: &'a Pod, name: &str) -> Option<(ContainerKind, &'a Container)> {
-    containers(pod.spec.as_ref()?).find(|(_, container)| container.name == name)
+/// The container of that name, whichever list it stands in.
+pub fn container<'a>(pod: &'a Pod, name: &str) -> Option<(ContainerKind, Cow<'a, Container>)> {
+    let pod_spec = pod.spec.as_ref()?;
+    let declared = containers(pod_spec).find(|(_, container)| container.name == name);
+    declared.map(|(kind, container)| (kind, Cow::Borrowed(container))).or_else(|| {
+        let ephemeral = ephemeral_containers(pod_spec).iter().find(|found| found.name == name)?;
+        Some((ContainerKind::Ephemeral, Cow::Owned(ephemeral_as_container(ephemeral))))
+    })
 }
 
 /// The ephemeral containers of the spec.
@@ -86,11 +95,44 @@ pub fn ephemeral_containers(spec: &PodSpec) -> &[EphemeralContainer] {
     spec.ephemeral_containers.as_deref().unwrap_or_default()
 }
 
+/// An ephemeral container in the words of any other: all it has more is its target.
+pub fn ephemeral_as_container(ephemeral: &EphemeralContainer) -> Container {
+    let own = ephemeral.clone();
+    Container {
+        args: own.args,
+        command: own.command,
+        env: own.env,
+        env_from: own.env_from,
+        image: own.image,
+        image_pull_policy: own.image_pull_policy,
+        lifecycle: own.lifecycle,
+        liveness_probe: own.liveness_probe,
+        name: own.name,
+        ports: own.ports,
+        readiness_probe: own.readiness_probe,
+        resize_policy: own.resize_policy,
+        resources: own.resources,
+        restart_policy: own.restart_policy,
+        restart_policy_rules: own.restart_policy_rules,
+        security_context: own.security_context,
+        startup_probe: own.startup_probe,
+        stdin: own.stdin,
+        stdin_once: own.stdin_once,
+        termination_message_path: own.termination_message_path,
+        termination_message_policy: own.termination_message_policy,
+        tty: own.tty,
+        volume_devices: own.volume_devices,
+        volume_mounts: own.volume_mounts,
+        working_dir: own.working_dir,
+    }
+}
+
 /// The path of a container's field in the pod, as events name it.
 pub fn field_path(kind: ContainerKind, name: &str) -> String {
     match kind {
         ContainerKind::Init | ContainerKind::Sidecar => format!("spec.initContainers{{{name}}}"),
         ContainerKind::Regular => format!("spec.containers{{{name}}}"),
+        ContainerKind::Ephemeral => format!("spec.ephemeralContainers{{{name}}}"),
     }
 }
 

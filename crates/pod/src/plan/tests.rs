@@ -83,13 +83,17 @@ fn observed(sandboxes: Vec<Sandbox>, containers: Vec<observed::Container>) -> Ob
     }
 }
 
+fn planned(pod: &Pod, seen: &ObservedPod, backoff: &Backoff<BackoffKey>, now: Timestamp) -> Plan {
+    plan(pod, seen, Inputs { probes: <&ProbeResults>::default(), backoff, now })
+}
+
 fn no_delays() -> Backoff<BackoffKey> {
     Backoff::new(RESTART_BASE, RESTART_MAX)
 }
 
 /// The plan in short: `stop`, `sandbox N`, `kill c`, `start c N`, `wait c`.
 fn steps(pod: &Pod, observed: &ObservedPod) -> Vec<String> {
-    short(&plan(pod, observed, &no_delays(), at(20)))
+    short(&planned(pod, observed, &no_delays(), at(20)))
 }
 
 fn short(plan: &Plan) -> Vec<String> {
@@ -117,7 +121,7 @@ fn a_new_pod_gets_a_sandbox_and_then_its_containers() {
         vec![sandbox(0, true)],
         vec![run("a", 0, 0, running()), run("b", 0, 0, running())],
     );
-    assert!(plan(&pod, &seen, &no_delays(), at(20)).is_idle());
+    assert!(planned(&pod, &seen, &no_delays(), at(20)).is_idle());
 }
 
 #[test]
@@ -171,11 +175,11 @@ fn a_container_that_fails_again_waits_longer() {
     let mut delays = no_delays();
     delays.next(&key, at(0));
     let seen = observed(vec![sandbox(0, true)], vec![run("a", 0, 1, exited(1))]);
-    let early = plan(&pod, &seen, &delays, at(15));
+    let early = planned(&pod, &seen, &delays, at(15));
     assert_eq!(short(&early), ["wait a"]);
     assert!(early.is_idle());
     assert_eq!(early.wake_at(), Some(at(20)), "10 s after it ended at 10");
-    assert_eq!(short(&plan(&pod, &seen, &delays, at(20))), ["start a 2"]);
+    assert_eq!(short(&planned(&pod, &seen, &delays, at(20))), ["start a 2"]);
 }
 
 #[test]
@@ -322,7 +326,7 @@ proptest! {
         let mut seen = seen;
         // Init containers that run are taken to succeed, so that the pod gets on.
         for _ in 0..30 {
-            let next = plan(&pod, &seen, &no_delays(), at(20));
+            let next = planned(&pod, &seen, &no_delays(), at(20));
             if next.is_idle() {
                 let init = spec::containers(pod.spec.as_ref().unwrap())
                     .filter(|(kind, _)| *kind == ContainerKind::Init)
@@ -338,12 +342,12 @@ proptest! {
             }
             seen = carried_out(&next, seen);
         }
-        prop_assert!(false, "still busy: {:?}", short(&plan(&pod, &seen, &no_delays(), at(20))));
+        prop_assert!(false, "still busy: {:?}", short(&planned(&pod, &seen, &no_delays(), at(20))));
     }
 
     #[test]
     fn what_runs_as_it_should_is_never_touched(pod in any_pod(), seen in any_observation()) {
-        let next = plan(&pod, &seen, &no_delays(), at(20));
+        let next = planned(&pod, &seen, &no_delays(), at(20));
         if next.sandbox == SandboxStep::Keep {
             // Every hash fits.
             for kill in &next.kill {

@@ -111,6 +111,7 @@ impl Teller<'_> {
         let done = status.state.as_ref().and_then(|state| state.terminated.as_ref());
         status.started = Some(running);
         status.ready = match kind {
+            ContainerKind::Ephemeral => false,
             ContainerKind::Init => done.is_some_and(|ended| ended.exit_code == 0),
             ContainerKind::Sidecar | ContainerKind::Regular => running,
         };

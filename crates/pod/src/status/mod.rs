@@ -7,13 +7,14 @@ mod conditions;
 mod containers;
 mod phase;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use k8s_openapi::api::core::v1::{HostIP, Pod, PodIP, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::observed::{self, ObservedPod};
+use crate::probes::ProbeResults;
 use crate::{qos, spec};
 
 pub use conditions::is_owned;
@@ -23,6 +24,11 @@ pub use conditions::is_owned;
 pub struct Context<'a> {
     /// Why a container does not run (yet): by its name, reason and message.
     pub waiting: HashMap<String, (String, String)>,
+    /// What the pod's probes have found.
+    pub probes: &'a ProbeResults,
+    /// Containers that run and whose postStart hook has yet to succeed: they do not count as
+    /// started. By name.
+    pub starting: HashSet<String>,
     /// The node's addresses, primary first.
     pub host_ips: &'a [String],
     /// Whether the pod has come to its end: nothing of it will run again.

@@ -86,6 +86,8 @@ pub(super) fn phase(
             }
             (ContainerKind::Regular, Progress::Waiting) => waiting += 1,
             (ContainerKind::Regular, Progress::Unknown) => unknown += 1,
+            // A guest has no say in the phase.
+            (ContainerKind::Ephemeral, _) => {}
         }
     }
 
