@@ -18,10 +18,11 @@ use tracing::{debug, trace};
 
 use super::Observer;
 
-/// Pauses before looks at a container whose process has ended: the first, and the longest, which
-/// comes when a relist is due anyway.
+/// Pauses before looks at a container whose process has ended, each longer by a quarter, so that
+/// no end is seen later than a quarter of its time. Runtimes tell of most within 50 ms; after the
+/// last pause, most of a second is over and a relist is due anyway.
 const FIRST_PAUSE: Duration = Duration::from_millis(8);
-const LAST_PAUSE: Duration = Duration::from_millis(500);
+const LAST_PAUSE: Duration = Duration::from_millis(200);
 
 /// Wait for the end of a container that runs, and look until it is seen.
 pub(super) fn follow(observer: Observer, uid: String, id: String, sandbox_id: String) {
@@ -64,7 +65,7 @@ fn awaitable(process: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 
 async fn look(observer: &Observer, uid: &str, id: &str, sandbox_id: &str) {
     let mut pause = FIRST_PAUSE;
-    while pause < LAST_PAUSE {
+    while pause <= LAST_PAUSE {
         tokio::time::sleep(pause).await;
         if !observer.is_running(uid, id) {
             return; // seen by another way
@@ -73,6 +74,6 @@ async fn look(observer: &Observer, uid: &str, id: &str, sandbox_id: &str) {
         if let Err(error) = observer.look_at_container(uid, id, sandbox_id).await {
             debug!(uid, id, %error, "look failed");
         }
-        pause = pause * 3 / 2;
+        pause = pause * 5 / 4;
     }
 }
