@@ -11,6 +11,7 @@ use longshore_pod::backoff::{Backoff, RESTART_BASE};
 use longshore_pod::observed::ObservedPod;
 use longshore_pod::plan::{self, BackoffKey, Plan, plan};
 use longshore_pod::probes::ProbeResults;
+use longshore_pod::spec::Gates;
 use longshore_pod::status::{self, Context};
 use longshore_pod::{Timestamp, spec};
 use tokio::sync::watch;
@@ -127,7 +128,8 @@ impl Task {
             return self.wait(None).await;
         }
         let probes = self.probes.borrow_and_update().clone();
-        let inputs = plan::Inputs { probes: &probes, backoff: &self.restarts, now };
+        let gates = Gates::default();
+        let inputs = plan::Inputs { probes: &probes, backoff: &self.restarts, now, gates };
         let plan = self.due(plan(&self.pod, &observed, inputs), now);
         self.note_delays(&plan, now);
         self.tell(&observed);
@@ -142,9 +144,9 @@ impl Task {
         for start in &plan.start {
             // A run that follows another counts as its restart, whether it comes to be or not.
             if let Some((_, container)) = spec::container(&self.pod, &start.name)
-                && observed.newest(&start.name).is_some_and(|run| run.finished_at().is_some())
+                && let Some(ended) = start.last_end
             {
-                self.restarts.next(&plan::backoff_key(&container), now);
+                self.restarts.next(&plan::backoff_key(&container), ended, now);
             }
         }
         let acting = act(self.tools.clone(), self.pod.clone(), observed, plan, self.mounts.clone());
@@ -257,7 +259,7 @@ impl Task {
 
     /// When to try again after a failure now.
     pub(super) fn next_retry(&mut self, now: Timestamp) -> Timestamp {
-        self.retries.next(&(), now);
+        self.retries.next(&(), now, now);
         now.checked_add(self.retries.delay(&())).unwrap_or(Timestamp::MAX)
     }
 
@@ -322,6 +324,7 @@ impl Task {
             terminal: self.phase == Phase::Terminated,
             verdict: None,
             runtime: &self.tools.runtime_name,
+            ..Context::default()
         };
         status::status(&self.pod, observed, &self.told, &context, Timestamp::now())
     }
