@@ -4,6 +4,8 @@ mod probes;
 mod reset;
 mod rules;
 
+use std::sync::LazyLock;
+
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -90,12 +92,17 @@ fn observed(sandboxes: Vec<Sandbox>, containers: Vec<observed::Container>) -> Ob
     }
 }
 
+fn inputs<'a>(
+    probes: &'a ProbeResults,
+    backoff: &'a Backoff<BackoffKey>,
+    now: Timestamp,
+) -> Inputs<'a> {
+    static NOBODY: LazyLock<HashSet<String>> = LazyLock::new(HashSet::new);
+    Inputs { probes, starting: &NOBODY, backoff, now, gates: Gates::default() }
+}
+
 fn planned(pod: &Pod, seen: &ObservedPod, backoff: &Backoff<BackoffKey>, now: Timestamp) -> Plan {
-    plan(
-        pod,
-        seen,
-        Inputs { probes: <&ProbeResults>::default(), backoff, now, gates: Gates::default() },
-    )
+    plan(pod, seen, inputs(<&ProbeResults>::default(), backoff, now))
 }
 
 fn no_delays() -> Backoff<BackoffKey> {
