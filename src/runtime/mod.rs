@@ -29,6 +29,8 @@ use longshore_pod::spec;
 use tracing::debug;
 
 pub use announce::Announcer;
+pub use images::Present;
+pub use start::Prepared;
 
 use crate::handlers::Handlers;
 use crate::objects::Objects;
