@@ -186,7 +186,7 @@ impl Images {
     fn failed(&self, key: &str, message: String) -> StartError {
         let now = Timestamp::now();
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        failures.backoff.next(&key.to_owned(), now);
+        failures.backoff.next(&key.to_owned(), now, now);
         failures.last.insert(key.to_owned(), (now, format!("ErrImagePull: {message}")));
         StartError::new("ErrImagePull", message)
     }

@@ -48,7 +48,10 @@ fn fields(status: &PodStatus) -> Map<String, Value> {
         Ok(Value::Object(mut fields)) => {
             fields.retain(|key, _| !FOREIGN.contains(&key.as_str()));
             if let Some(Value::Array(conditions)) = fields.get_mut("conditions") {
-                conditions.retain(|condition| condition["type"].as_str().is_some_and(is_owned));
+                conditions.retain(|condition| {
+                    let reason = condition["reason"].as_str();
+                    condition["type"].as_str().is_some_and(|type_| is_owned(type_, reason))
+                });
             }
             fields.retain(|_, value| *value != json!([]));
             fields

@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::backoff::{RESTART_BASE, RESTART_MAX};
+use crate::observed::{self, State};
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + seconds).unwrap()
@@ -53,6 +54,8 @@ fn run(name: &str, sandbox: u32, restart_count: u32, state: State) -> observed::
         image: "i".to_owned(),
         image_ref: "sha256:i".to_owned(),
         log_path: String::new(),
+        user: None,
+        stop_signal: None,
         state,
     }
 }
@@ -84,7 +87,11 @@ fn observed(sandboxes: Vec<Sandbox>, containers: Vec<observed::Container>) -> Ob
 }
 
 fn planned(pod: &Pod, seen: &ObservedPod, backoff: &Backoff<BackoffKey>, now: Timestamp) -> Plan {
-    plan(pod, seen, Inputs { probes: <&ProbeResults>::default(), backoff, now })
+    plan(
+        pod,
+        seen,
+        Inputs { probes: <&ProbeResults>::default(), backoff, now, gates: Gates::default() },
+    )
 }
 
 fn no_delays() -> Backoff<BackoffKey> {
@@ -173,7 +180,7 @@ fn a_container_that_fails_again_waits_longer() {
     let pod = pod("Always", &["a"]);
     let key = backoff_key(&pod.spec.as_ref().unwrap().containers[0]);
     let mut delays = no_delays();
-    delays.next(&key, at(0));
+    delays.next(&key, at(0), at(0));
     let seen = observed(vec![sandbox(0, true)], vec![run("a", 0, 1, exited(1))]);
     let early = planned(&pod, &seen, &delays, at(15));
     assert_eq!(short(&early), ["wait a"]);
@@ -348,16 +355,22 @@ proptest! {
     #[test]
     fn what_runs_as_it_should_is_never_touched(pod in any_pod(), seen in any_observation()) {
         let next = planned(&pod, &seen, &no_delays(), at(20));
-        if next.sandbox == SandboxStep::Keep {
-            // Every hash fits.
-            for kill in &next.kill {
-                let run = seen.containers.iter().find(|run| run.id == kill.id);
-                prop_assert_eq!(run.map(|run| &run.state), Some(&State::Unknown));
-            }
-            for start in &next.start {
-                let newest = seen.newest(&start.name);
-                let here = seen.sandboxes.first().map(|sandbox| sandbox.id.as_str());
-                prop_assert!(!newest.is_some_and(|run| run.is_running() && Some(run.sandbox_id.as_str()) == here));
+        let here = seen.sandboxes.first().map(|sandbox| sandbox.id.clone());
+        for kill in &next.kill {
+            // Every hash fits, and no probe fails.
+            let run = seen.containers.iter().find(|run| run.id == kill.id).unwrap();
+            prop_assert!(run.state == State::Unknown || Some(&run.sandbox_id) != here.as_ref());
+        }
+    }
+
+    #[test]
+    fn no_container_runs_twice_at_once(pod in any_pod(), seen in any_observation()) {
+        let next = planned(&pod, &seen, &no_delays(), at(20));
+        let mut started = std::collections::HashSet::new();
+        for start in &next.start {
+            prop_assert!(started.insert(&start.name), "started once a plan");
+            if let Some(newest) = seen.newest(&start.name).filter(|run| run.may_run()) {
+                prop_assert!(next.kill.iter().any(|kill| kill.id == newest.id));
             }
         }
     }
