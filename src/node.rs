@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::SignedDuration;
 use longshore_cri::{Options, Runtime};
 use longshore_pod::backoff::RESTART_MAX;
+use longshore_pod::spec::Gates;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -181,6 +182,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         objects,
         runtime_name: runtime_name(&runtime).await,
         max_restart_delay: max_restart_delay(&config),
+        gates: pod_gates(&config),
     });
     let pool = Pool::new(tools, desired.clone());
     let view = Arc::new(View::new(desired, status, observer, pool.pulse()));
@@ -313,6 +315,15 @@ fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Settings
 fn max_restart_delay(config: &Config) -> SignedDuration {
     let own = config.kubelet.crash_loop_back_off.max_container_restart_period;
     own.map_or(RESTART_MAX, |period| SignedDuration::from_nanos(period.as_nanos()))
+}
+
+/// The feature gates that change what is done for pods.
+fn pod_gates(config: &Config) -> Gates {
+    Gates {
+        container_restart_rules: config.gates.enabled("ContainerRestartRules"),
+        restart_all_containers: config.gates.enabled("RestartAllContainersOnContainerExits"),
+        container_stop_signals: config.gates.enabled("ContainerStopSignals"),
+    }
 }
 
 fn complain_about_manifests(recorder: Recorder, node_name: String) -> sources::Complain {

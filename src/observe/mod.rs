@@ -17,6 +17,8 @@ use longshore_cri::{Runtime, v1};
 use longshore_pod::observed::{Container, ObservedPod, Sandbox};
 use tokio::sync::watch;
 
+use crate::runtime::labels;
+
 pub use relist::{PLEG_DEADLINE, run};
 
 /// A look at the runtime failed.
@@ -46,6 +48,8 @@ struct Record {
     looking: HashSet<String>,
     /// What is there and no look has seen yet, by id, and since when that is known.
     unseen: HashMap<String, Instant>,
+    /// Why the last look failed, if it did.
+    trouble: Option<String>,
     published: watch::Sender<Arc<ObservedPod>>,
 }
 
@@ -144,6 +148,24 @@ impl Observer {
         Ok(())
     }
 
+    /// Find what the runtime has of a pod and nobody has seen yet, as after a call to make
+    /// something that failed.
+    pub async fn find(&self, uid: &str) -> Result<(), Error> {
+        let filter = v1::PodSandboxFilter {
+            label_selector: [(labels::POD_UID.to_owned(), uid.to_owned())].into(),
+            ..v1::PodSandboxFilter::default()
+        };
+        for sandbox in self.runtime.list_pod_sandboxes(Some(filter)).await? {
+            self.look_at_sandbox(uid, &sandbox.id).await?;
+        }
+        Ok(())
+    }
+
+    /// Why the last look at something of the pod failed, if it did.
+    pub fn trouble(&self, uid: &str) -> Option<String> {
+        self.pods().get(uid).and_then(|record| record.trouble.clone())
+    }
+
     /// The runtime no longer has this sandbox or container.
     pub fn removed(&self, uid: &str, id: &str) {
         self.lost(uid, id, Instant::now());
@@ -184,7 +206,10 @@ impl Observer {
     }
 
     fn missed(&self, uid: &str, id: &str, at: Instant, error: longshore_cri::Error) -> Error {
-        record(&mut self.pods(), uid).note(uid, id, at);
+        let mut pods = self.pods();
+        let record = record(&mut pods, uid);
+        record.trouble = Some(error.to_string());
+        record.note(uid, id, at);
         error.into()
     }
 
@@ -251,6 +276,7 @@ fn record<'a>(pods: &'a mut HashMap<String, Record>, uid: &str) -> &'a mut Recor
         containers: HashMap::new(),
         looking: HashSet::new(),
         unseen: HashMap::new(),
+        trouble: None,
         published: watch::Sender::new(Arc::new(ObservedPod {
             uid: uid.to_owned(),
             ..ObservedPod::default()

@@ -11,6 +11,7 @@ mod hosts;
 mod images;
 pub mod labels;
 pub mod resources;
+mod restore;
 mod sandbox;
 mod security;
 mod start;

@@ -11,9 +11,7 @@ use longshore_pod::spec::{self, ContainerKind};
 use tracing::debug;
 
 use super::images::Present;
-use super::{
-    Error, PodRuntime, StartError, container, create_dir, describe, env, hosts, sandbox,
-};
+use super::{Error, PodRuntime, StartError, container, create_dir, describe, env, hosts, sandbox};
 use crate::volumes::{Mounted, PodMounts, SubPath};
 
 /// A container that is ready to be made: what the runtime is asked for.

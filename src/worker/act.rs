@@ -65,8 +65,10 @@ impl Hands {
 
     async fn mounted(&self) -> Result<Arc<PodMounts>, Failure> {
         let mounted = self.tools.volumes.mount(&self.pod).await;
-        let failed =
-            |error: crate::volumes::Error| Failure { reason: "FailedMount", message: error.to_string() };
+        let failed = |error: crate::volumes::Error| Failure {
+            reason: "FailedMount",
+            message: error.to_string(),
+        };
         mounted.map(Arc::new).map_err(failed)
     }
 
@@ -161,9 +163,17 @@ impl Hands {
     pub(super) async fn stop_sandboxes(self, ids: Vec<String>) -> Outcome {
         let stops = ids.iter().map(|id| self.tools.runtime.stop_sandbox(self.uid(), id));
         let stopped = futures::future::join_all(stops).await;
-        match stopped.into_iter().find_map(Result::err) {
+        if let Some(error) = stopped.into_iter().find_map(Result::err) {
+            return Outcome::Failed(killing(error));
+        }
+        let seen = self.tools.observer.subscribe(self.uid()).borrow().clone();
+        match seen.ready_sandbox() {
             None => Outcome::SandboxesStopped(ids),
-            Some(error) => Outcome::Failed(killing(error)),
+            Some(sandbox) => {
+                let message =
+                    format!("error killing pod: sandbox {} stands after its stop", sandbox.id);
+                Outcome::Failed(Failure { reason: "FailedKillPod", message })
+            }
         }
     }
 

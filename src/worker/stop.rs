@@ -97,7 +97,8 @@ pub(super) async fn stop(
             }
         }
         let turn = observed.wait_for(|seen| {
-            let runs = |name: &String| seen.containers.iter().any(|c| c.name == *name && c.may_run());
+            let runs =
+                |name: &String| seen.containers.iter().any(|c| c.name == *name && c.may_run());
             !after.iter().any(runs)
         });
         tokio::select! {
@@ -109,8 +110,7 @@ pub(super) async fn stop(
     loop {
         let at = deadline.at();
         let grace = deadline.left().max(LEAST);
-        let call =
-            tools.runtime.stop_container(spec::uid(&pod), &run.id, &run.sandbox_id, grace);
+        let call = tools.runtime.stop_container(spec::uid(&pod), &run.id, &run.sandbox_id, grace);
         let error = tokio::select! {
             stopped = call => match stopped {
                 Ok(()) if !may_run(&observed.borrow(), &run.id) => return,

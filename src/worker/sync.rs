@@ -213,8 +213,7 @@ impl Task {
             self.steps.begin(Subject::Image, |recall| hands.fetch(first, attempt, recall));
         }
         let (hands, old) = (self.hands(), self.to_stop(observed));
-        self.steps
-            .begin(Subject::Pod, |recall| hands.make_sandbox(old, attempt, volumes, recall));
+        self.steps.begin(Subject::Pod, |recall| hands.make_sandbox(old, attempt, volumes, recall));
     }
 
     fn wants_image(&self, name: &str) -> bool {

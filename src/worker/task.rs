@@ -151,7 +151,7 @@ impl Task {
     /// Take in the newest order. Tells whether it ends the pod: how fast, and why.
     pub(super) fn take_order(&mut self) -> Option<(Duration, Why)> {
         let order = self.order.borrow_and_update().clone();
-        if order.pod != self.pod && !order.gone {
+        if !Arc::ptr_eq(&order.pod, &self.pod) && !order.gone {
             self.tools.objects.register(&order.pod);
             self.pod = order.pod;
         }
@@ -305,20 +305,32 @@ impl Task {
         if self.refused {
             return self.told.clone();
         }
-        let waiting = self
+        let mut waiting: HashMap<String, (String, String)> = self
             .waiting
             .iter()
-            .map(|(name, wait)| (name.clone(), (wait.reason.clone(), wait.message.clone())));
+            .map(|(name, wait)| (name.clone(), (wait.reason.clone(), wait.message.clone())))
+            .collect();
+        if let (Some(trouble), Some(pod_spec)) = (&self.trouble, &self.pod.spec) {
+            // Containers that have yet to run wait for what their pod does not get.
+            let reason = status::first_wait(pod_spec);
+            for (_, container) in spec::containers(pod_spec) {
+                if observed.newest(&container.name).is_none() {
+                    let wait = waiting.entry(container.name.clone());
+                    wait.or_insert_with(|| (reason.to_owned(), trouble.clone()));
+                }
+            }
+        }
         let has_hook = |name: &&str| {
-            let lifecycle = spec::container(&self.pod, name)
-                .and_then(|(_, container)| container.lifecycle.as_ref().map(|l| l.post_start.is_some()));
+            let lifecycle = spec::container(&self.pod, name).and_then(|(_, container)| {
+                container.lifecycle.as_ref().map(|l| l.post_start.is_some())
+            });
             lifecycle.unwrap_or(false)
         };
         let probes = self.probes.borrow().clone();
         let context = Context {
             probes: &probes,
             starting: self.steps.containers().filter(has_hook).map(str::to_owned).collect(),
-            waiting: waiting.collect(),
+            waiting,
             host_ips: &self.tools.settings.host_ips,
             terminal: self.phase == Phase::Terminated,
             verdict: self.verdict.clone(),
