@@ -11,6 +11,7 @@ pub mod observed;
 pub mod plan;
 pub mod probes;
 pub mod qos;
+pub mod resources;
 pub mod spec;
 pub mod status;
 pub mod termination;
