@@ -188,7 +188,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     });
     let pool = Pool::new(tools, desired.clone());
     let view = Arc::new(View::new(desired, status, observer, pool.pulse()));
-    let server = Server::bind(&config, &addresses, client.as_ref(), view).await?;
+    let server = Server::bind(&config, &addresses, client.as_ref(), view, runtime).await?;
     rooms.open(server.run());
     rooms.open(pool.run(changed, stop.clone()));
 

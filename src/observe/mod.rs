@@ -96,6 +96,11 @@ impl Observer {
             .collect()
     }
 
+    /// What runs of the pod with that UID.
+    pub fn pod(&self, uid: &str) -> Option<Arc<ObservedPod>> {
+        self.pods().get(uid).map(|record| record.published.borrow().clone())
+    }
+
     /// The container with that id.
     pub fn container(&self, id: &str) -> Option<Container> {
         let pods = self.pods();
