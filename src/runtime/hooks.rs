@@ -11,7 +11,7 @@ use super::{PodRuntime, StartError};
 impl PodRuntime {
     /// Run the postStart hook of a container that was just started, if it has one. A container
     /// whose hook fails is stopped.
-    pub(super) async fn post_start(
+    pub async fn post_start(
         &self,
         _pod: &Pod,
         _sandbox: &Sandbox,

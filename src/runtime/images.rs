@@ -20,11 +20,11 @@ use crate::objects::Objects;
 
 /// An image that the node has.
 #[derive(Clone, Debug)]
-pub(super) struct Present {
+pub struct Present {
     /// What a container is made from.
-    pub reference: String,
+    pub(super) reference: String,
     /// The user that it runs as.
-    pub user: ImageUser,
+    pub(super) user: ImageUser,
 }
 
 /// Sees to it that images are there.

@@ -250,10 +250,7 @@ impl Teller<'_> {
     }
 
     fn default_wait(&self) -> ContainerState {
-        match spec::init_containers(self.pod_spec).is_empty() {
-            true => waiting("ContainerCreating", None),
-            false => waiting("PodInitializing", None),
-        }
+        waiting(super::first_wait(self.pod_spec), None)
     }
 
     fn state(&self, run: &observed::Container) -> ContainerState {

@@ -10,7 +10,7 @@ mod phase;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::{HostIP, Pod, PodIP, PodStatus};
+use k8s_openapi::api::core::v1::{HostIP, Pod, PodIP, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
@@ -185,6 +185,14 @@ pub fn rejected(pod: &Pod, verdict: &Verdict, now: Timestamp) -> PodStatus {
         start_time: told.start_time.clone().or(Some(time(now))),
         observed_generation: pod.metadata.generation,
         ..told
+    }
+}
+
+/// The reason for which containers wait that have yet to be tried.
+pub fn first_wait(pod_spec: &PodSpec) -> &'static str {
+    match spec::init_containers(pod_spec).is_empty() {
+        true => "ContainerCreating",
+        false => "PodInitializing",
     }
 }
 
