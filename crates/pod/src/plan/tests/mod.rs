@@ -452,6 +452,32 @@ proptest! {
     }
 
     #[test]
+    fn what_is_killed_and_started_is_the_pods_own(
+        pod in any_pod(),
+        seen in any_observation(),
+        failing in "[ijstabc][0-2]",
+    ) {
+        let mut probes = ProbeResults::default();
+        probes.set(&failing, crate::probes::ProbeKind::Liveness, crate::probes::Finding::Failure);
+        let mut pod = pod;
+        let probe = || Some(k8s_openapi::api::core::v1::Probe::default());
+        let spec = pod.spec.as_mut().unwrap();
+        let all = spec.init_containers.iter_mut().flatten().chain(&mut spec.containers);
+        all.for_each(|container| container.liveness_probe = probe());
+        let next = plan(&pod, &seen, inputs(&probes, &no_delays(), at(20)));
+        for kill in &next.kill {
+            prop_assert!(spec::container(&pod, &kill.name).is_some());
+            let newest = seen.newest(&kill.name).map(|run| &run.id);
+            prop_assert_eq!(newest, Some(&kill.id), "what has ended is history");
+        }
+        let planned = next.start.iter().map(|start| &start.name);
+        for name in planned.chain(next.waiting.iter().map(|waiting| &waiting.name)) {
+            prop_assert!(spec::container(&pod, name).is_some());
+        }
+        prop_assert!(next.sandbox == SandboxStep::Keep || next.kill.is_empty() && next.start.is_empty());
+    }
+
+    #[test]
     fn no_container_runs_twice_at_once(pod in any_pod(), seen in any_observation()) {
         let next = planned(&pod, &seen, &no_delays(), at(20));
         let mut started = std::collections::HashSet::new();
