@@ -1,5 +1,6 @@
 //! Longshore, a Kubernetes node: kubelet and kube-proxy in one daemon.
 
+pub mod admission;
 pub mod client;
 pub mod config;
 pub mod desired;
