@@ -99,7 +99,7 @@ mod tests {
             }
             attempts
         };
-        assert_eq!((attempts(&request, 1), attempts(&request, 60)), (10, 44));
+        assert_eq!((attempts(&request, 1), attempts(&request, 60)), (10, 45));
         assert_eq!((attempts(&program, 1), attempts(&program, 60)), (4, 10));
     }
 }
