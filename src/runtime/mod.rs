@@ -11,6 +11,7 @@ mod hosts;
 mod images;
 pub mod labels;
 pub mod resources;
+mod restore;
 mod sandbox;
 mod security;
 mod start;
@@ -29,6 +30,8 @@ use longshore_pod::spec;
 use tracing::debug;
 
 pub use announce::Announcer;
+pub use images::Present;
+pub use start::Prepared;
 
 use crate::handlers::Handlers;
 use crate::objects::Objects;

@@ -3,6 +3,7 @@
 //! one passed in.
 
 pub mod backoff;
+pub mod deadline;
 pub mod downward;
 pub mod expand;
 pub mod hash;
@@ -10,7 +11,9 @@ pub mod observed;
 pub mod plan;
 pub mod probes;
 pub mod qos;
+pub mod resources;
 pub mod spec;
 pub mod status;
+pub mod termination;
 
 pub use k8s_openapi::jiff::Timestamp;

@@ -33,6 +33,8 @@ fn run(name: &str, restart_count: u32, state: State) -> Container {
         image: "busybox:latest".to_owned(),
         image_ref: "sha256:1".to_owned(),
         log_path: String::new(),
+        user: None,
+        stop_signal: None,
         state,
     }
 }
@@ -283,15 +285,23 @@ fn a_gate_that_nobody_opened_keeps_the_pod_unready() {
 }
 
 #[test]
-fn a_verdict_overrules_until_the_end() {
+fn a_verdict_is_told_once_nothing_runs_and_its_conditions_before() {
     let pod = one_container("Always");
+    let ran = tell(&pod, &seen(vec![run("c", 0, running())]), &PodStatus::default(), &[]);
     let verdict =
-        Verdict { phase: "Failed".into(), reason: "Evicted".into(), message: "full".into() };
+        Verdict { disruption: Some("low on memory".into()), ..Verdict::failed("Evicted", "full") };
     let context = Context { verdict: Some(verdict), ..Context::default() };
-    let observed = seen(vec![run("c", 0, running())]);
-    let status = status(&pod, &observed, &PodStatus::default(), &context, at(1));
-    assert_eq!((phase(&status), status.reason.as_deref()), ("Failed", Some("Evicted")));
-    assert_eq!(condition(&status, "Ready"), ("False", "PodFailed"));
+    let ending = status(&pod, &seen(vec![run("c", 0, running())]), &ran, &context, at(1));
+    assert_eq!((phase(&ending), ending.reason.as_deref()), ("Running", None), "it holds resources");
+    assert_eq!(condition(&ending, "Ready"), ("False", "PodFailed"));
+    assert!(!ending.conditions.iter().flatten().any(|c| c.type_ == "DisruptionTarget"));
+
+    let over = status(&pod, &seen(vec![run("c", 0, exited(0))]), &ending, &context, at(2));
+    assert_eq!((phase(&over), over.reason.as_deref()), ("Failed", Some("Evicted")));
+    assert_eq!(condition(&over, "DisruptionTarget"), ("True", "TerminationByKubelet"));
+    let later = status(&pod, &seen(vec![]), &over, &Context::default(), at(3));
+    assert_eq!((phase(&later), later.reason.as_deref()), ("Failed", Some("Evicted")));
+    assert_eq!(condition(&later, "DisruptionTarget"), ("True", "TerminationByKubelet"), "it stays");
 }
 
 fn any_state() -> impl Strategy<Value = State> {
