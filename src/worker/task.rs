@@ -320,16 +320,10 @@ impl Task {
                 }
             }
         }
-        let has_hook = |name: &&str| {
-            let lifecycle = spec::container(&self.pod, name).and_then(|(_, container)| {
-                container.lifecycle.as_ref().map(|l| l.post_start.is_some())
-            });
-            lifecycle.unwrap_or(false)
-        };
         let probes = self.probes.borrow().clone();
         let context = Context {
             probes: &probes,
-            starting: self.steps.containers().filter(has_hook).map(str::to_owned).collect(),
+            starting: self.starting(),
             waiting,
             host_ips: &self.tools.settings.host_ips,
             terminal: self.phase == Phase::Terminated,
@@ -339,6 +333,17 @@ impl Task {
             ..Context::default()
         };
         status::status(&self.pod, observed, &self.told, &context, Timestamp::now())
+    }
+
+    /// Containers whose postStart hook may be under way.
+    pub(super) fn starting(&self) -> HashSet<String> {
+        let has_hook = |name: &&str| {
+            let lifecycle = spec::container(&self.pod, name).and_then(|(_, container)| {
+                container.lifecycle.as_ref().map(|l| l.post_start.is_some())
+            });
+            lifecycle.unwrap_or(false)
+        };
+        self.steps.containers().filter(has_hook).map(str::to_owned).collect()
     }
 }
 

@@ -2,6 +2,7 @@
 //! be done ([`plan`]) and what is to be told ([`status`]). No I/O, no client, and no clock but the
 //! one passed in.
 
+pub mod admission;
 pub mod backoff;
 pub mod deadline;
 pub mod downward;

@@ -4,6 +4,8 @@ mod probes;
 mod reset;
 mod rules;
 
+use std::sync::LazyLock;
+
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -90,12 +92,17 @@ fn observed(sandboxes: Vec<Sandbox>, containers: Vec<observed::Container>) -> Ob
     }
 }
 
+fn inputs<'a>(
+    probes: &'a ProbeResults,
+    backoff: &'a Backoff<BackoffKey>,
+    now: Timestamp,
+) -> Inputs<'a> {
+    static NOBODY: LazyLock<HashSet<String>> = LazyLock::new(HashSet::new);
+    Inputs { probes, starting: &NOBODY, backoff, now, gates: Gates::default() }
+}
+
 fn planned(pod: &Pod, seen: &ObservedPod, backoff: &Backoff<BackoffKey>, now: Timestamp) -> Plan {
-    plan(
-        pod,
-        seen,
-        Inputs { probes: <&ProbeResults>::default(), backoff, now, gates: Gates::default() },
-    )
+    plan(pod, seen, inputs(<&ProbeResults>::default(), backoff, now))
 }
 
 fn no_delays() -> Backoff<BackoffKey> {
@@ -442,6 +449,32 @@ proptest! {
             let run = seen.containers.iter().find(|run| run.id == kill.id).unwrap();
             prop_assert!(run.state == State::Unknown || Some(&run.sandbox_id) != here.as_ref());
         }
+    }
+
+    #[test]
+    fn what_is_killed_and_started_is_the_pods_own(
+        pod in any_pod(),
+        seen in any_observation(),
+        failing in "[ijstabc][0-2]",
+    ) {
+        let mut probes = ProbeResults::default();
+        probes.set(&failing, crate::probes::ProbeKind::Liveness, crate::probes::Finding::Failure);
+        let mut pod = pod;
+        let probe = || Some(k8s_openapi::api::core::v1::Probe::default());
+        let spec = pod.spec.as_mut().unwrap();
+        let all = spec.init_containers.iter_mut().flatten().chain(&mut spec.containers);
+        all.for_each(|container| container.liveness_probe = probe());
+        let next = plan(&pod, &seen, inputs(&probes, &no_delays(), at(20)));
+        for kill in &next.kill {
+            prop_assert!(spec::container(&pod, &kill.name).is_some());
+            let newest = seen.newest(&kill.name).map(|run| &run.id);
+            prop_assert_eq!(newest, Some(&kill.id), "what has ended is history");
+        }
+        let planned = next.start.iter().map(|start| &start.name);
+        for name in planned.chain(next.waiting.iter().map(|waiting| &waiting.name)) {
+            prop_assert!(spec::container(&pod, name).is_some());
+        }
+        prop_assert!(next.sandbox == SandboxStep::Keep || next.kill.is_empty() && next.start.is_empty());
     }
 
     #[test]

@@ -39,8 +39,7 @@ fn found(findings: &[(ProbeKind, Finding)]) -> ProbeResults {
 }
 
 fn plan_with(pod: &Pod, seen: &ObservedPod, probes: &ProbeResults) -> Plan {
-    let backoff = &no_delays();
-    plan(pod, seen, Inputs { probes, backoff, now: at(20), gates: Gates::default() })
+    plan(pod, seen, inputs(probes, &no_delays(), at(20)))
 }
 
 fn both_run() -> ObservedPod {
@@ -147,6 +146,18 @@ fn what_comes_after_a_sidecar_waits_until_it_is_started() {
 }
 
 #[test]
+fn what_comes_after_a_sidecar_waits_for_its_hook_too() {
+    let pod = pod("Always", &["sidecar:a", "b"]);
+    let seen = observed(vec![sandbox(0, true)], vec![run("a", 0, 0, running())]);
+    let starting = HashSet::from(["a".to_owned()]);
+    let backoff = no_delays();
+    let waits =
+        Inputs { starting: &starting, ..inputs(<&ProbeResults>::default(), &backoff, at(20)) };
+    assert!(plan(&pod, &seen, waits).is_idle());
+    assert_eq!(steps(&pod, &seen), ["start b new"]);
+}
+
+#[test]
 fn a_sidecar_that_fails_after_the_init_phase_is_replaced_alone() {
     let pod = probed("Never", true);
     for (findings, message) in [
@@ -174,9 +185,8 @@ fn what_is_replaced_waits_as_its_last_end_says() {
     seen.containers.push(run("a", 0, 0, exited(1)));
     let mut probes = ProbeResults::default();
     probes.set("a1", Liveness, Failure);
-    let inputs = |now| Inputs { probes: &probes, backoff: &backoff, now, gates: Gates::default() };
-    let early = plan(&pod, &seen, inputs(at(15)));
+    let early = plan(&pod, &seen, inputs(&probes, &backoff, at(15)));
     assert_eq!(short(&early), ["kill a", "wait a"]);
-    let late = plan(&pod, &seen, inputs(at(20)));
+    let late = plan(&pod, &seen, inputs(&probes, &backoff, at(20)));
     assert_eq!(late.start[0].last_end, Some(at(10)));
 }

@@ -29,10 +29,13 @@ fn planned_at(pod: &Pod, exit_code: i32, gates: Gates) -> Vec<String> {
     if regular {
         runs.push(run("b", 0, 0, running()));
     }
-    let (backoff, now) = (no_delays(), at(20));
-    let probes = <&ProbeResults>::default();
+    let backoff = no_delays();
     let seen = observed(vec![sandbox(0, true)], runs);
-    short(&plan(pod, &seen, Inputs { probes, backoff: &backoff, now, gates }))
+    short(&plan(
+        pod,
+        &seen,
+        Inputs { gates, ..inputs(<&ProbeResults>::default(), &backoff, at(20)) },
+    ))
 }
 
 #[test]
