@@ -167,7 +167,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // the server, and last the workers, which begin once it is known what runs
     let announcer = Announcer::new(recorder.clone());
     let handlers = Handlers::new(runtime.clone());
-    let probes = Probes::new(handlers.clone(), announcer.clone());
+    let probes = Probes::new(handlers.clone(), announcer.clone(), &settings.host_ips);
     let pods = PodRuntime::new(
         runtime.clone(),
         observer.clone(),
