@@ -10,12 +10,14 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::SignedDuration;
 use longshore_cri::{Options, Runtime};
 use longshore_pod::backoff::RESTART_MAX;
+use longshore_pod::spec::Gates;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::admission;
 use crate::client::{self, ClientError, Limits};
 use crate::config::{Config, KUBERNETES_VERSION};
 use crate::desired::{self, Desired};
@@ -29,6 +31,7 @@ use crate::registration::{self, Machine, Registration};
 use crate::resources::cgroups::{self, Cgroups, Driver};
 use crate::runtime::{Announcer, PodRuntime, Settings};
 use crate::server::{Server, ServerError};
+use crate::services::Services;
 use crate::sources::{self, Source};
 use crate::status::StatusWriter;
 use crate::view::View;
@@ -57,6 +60,9 @@ pub enum Error {
     /// The cgroups of pods cannot be made.
     #[error(transparent)]
     Cgroup(#[from] cgroups::Error),
+    /// The config allows sysctls that cannot be.
+    #[error(transparent)]
+    Sysctls(#[from] longshore_pod::admission::Error),
     /// The node's ports cannot be opened.
     #[error(transparent)]
     Server(#[from] ServerError),
@@ -134,6 +140,14 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // what pods ask for by name, and what runs
     let objects = Objects::new(client.clone());
     let volumes = Volumes::new(&settings.root_dir, objects.clone(), settings.allocatable.clone());
+    let services = match &client {
+        Some(client) => {
+            let (services, following) = Services::follow(client.clone());
+            rooms.open(following);
+            services
+        }
+        None => Services::none(),
+    };
     let observer = Observer::new(runtime.clone());
     rooms.open(observe::run(observer.clone(), stop.clone()));
 
@@ -162,11 +176,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // the server, and last the workers, which begin once it is known what runs
     let announcer = Announcer::new(recorder.clone());
     let handlers = Handlers::new(runtime.clone());
-    let probes = Probes::new(handlers.clone(), announcer.clone());
+    let probes = Probes::new(handlers.clone(), announcer.clone(), &settings.host_ips);
     let pods = PodRuntime::new(
         runtime.clone(),
         observer.clone(),
         objects.clone(),
+        services,
         volumes.clone(),
         announcer.clone(),
         handlers,
@@ -183,10 +198,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         objects,
         runtime_name: runtime_name(&runtime).await,
         max_restart_delay: max_restart_delay(&config),
+        gates: pod_gates(&config),
+        admission: admission::facts(&config, &runtime).await?,
     });
     let pool = Pool::new(tools, desired.clone());
     let view = Arc::new(View::new(desired, status, observer, pool.pulse()));
-    let server = Server::bind(&config, &addresses, client.as_ref(), view).await?;
+    let server = Server::bind(&config, &addresses, client.as_ref(), view, runtime).await?;
     rooms.open(server.run());
     rooms.open(pool.run(changed, stop.clone()));
 
@@ -315,6 +332,15 @@ fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Settings
 fn max_restart_delay(config: &Config) -> SignedDuration {
     let own = config.kubelet.crash_loop_back_off.max_container_restart_period;
     own.map_or(RESTART_MAX, |period| SignedDuration::from_nanos(period.as_nanos()))
+}
+
+/// The feature gates that change what is done for pods.
+fn pod_gates(config: &Config) -> Gates {
+    Gates {
+        container_restart_rules: config.gates.enabled("ContainerRestartRules"),
+        restart_all_containers: config.gates.enabled("RestartAllContainersOnContainerExits"),
+        container_stop_signals: config.gates.enabled("ContainerStopSignals"),
+    }
 }
 
 fn complain_about_manifests(recorder: Recorder, node_name: String) -> sources::Complain {

@@ -19,6 +19,8 @@ use longshore_pod::observed::{Container, ObservedPod, Sandbox};
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
+use crate::runtime::labels;
+
 pub use relist::{PLEG_DEADLINE, run};
 
 /// So many looks that fail in a row are no passing trouble.
@@ -53,8 +55,8 @@ struct Record {
     followed: HashSet<String>,
     /// What is there and no look has seen yet, by id, and since when that is known.
     unseen: HashMap<String, Instant>,
-    /// How many looks have failed since the last one that did not, by id.
-    failures: HashMap<String, u32>,
+    /// How many looks have failed since the last one that did not, and the last error, by id.
+    failures: HashMap<String, (u32, String)>,
     published: watch::Sender<Arc<ObservedPod>>,
 }
 
@@ -96,6 +98,11 @@ impl Observer {
             .map(|record| record.published.borrow().clone())
             .filter(|pod| !pod.is_gone())
             .collect()
+    }
+
+    /// What runs of the pod with that UID.
+    pub fn pod(&self, uid: &str) -> Option<Arc<ObservedPod>> {
+        self.pods().get(uid).map(|record| record.published.borrow().clone())
     }
 
     /// The container with that id.
@@ -151,6 +158,24 @@ impl Observer {
             self.look_at_container(uid, &id, &sandbox_id).await?;
         }
         Ok(())
+    }
+
+    /// Find what the runtime has of a pod and nobody has seen yet, as after a call to make
+    /// something that failed.
+    pub async fn find(&self, uid: &str) -> Result<(), Error> {
+        let filter = v1::PodSandboxFilter {
+            label_selector: [(labels::POD_UID.to_owned(), uid.to_owned())].into(),
+            ..v1::PodSandboxFilter::default()
+        };
+        for sandbox in self.runtime.list_pod_sandboxes(Some(filter)).await? {
+            self.look_at_sandbox(uid, &sandbox.id).await?;
+        }
+        Ok(())
+    }
+
+    /// Why the last look at something of the pod failed, if it did.
+    pub fn trouble(&self, uid: &str) -> Option<String> {
+        self.pods().get(uid)?.failures.values().next().map(|(_, error)| error.clone())
     }
 
     /// The runtime no longer has this sandbox or container.
@@ -248,8 +273,9 @@ impl Record {
 
     /// A look has failed. The first few may be a passing trouble; saying the rest once is enough.
     fn failed(&mut self, uid: &str, id: &str, error: &longshore_cri::Error) {
-        let failures = self.failures.entry(id.to_owned()).or_default();
+        let (failures, last) = self.failures.entry(id.to_owned()).or_default();
         *failures = failures.saturating_add(1);
+        *last = error.to_string();
         if *failures == PERSISTENT {
             let (pod, namespace) = (&self.name, &self.namespace);
             warn!(%pod, namespace, uid, id, %error, "what runs of a pod cannot be seen");
