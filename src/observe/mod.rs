@@ -1,11 +1,12 @@
 //! The one owner of "what does run": the pod lifecycle event generator (PLEG).
 //!
-//! A relist each second is the truth; the runtime's container events and the workers' own looks at
-//! what they have just done make it quick. Every fact is stamped with the moment at which it was
+//! A relist each second is the truth; the ends of processes, the runtime's container events and the
+//! workers' own looks at what they have just done make it quick. Every fact is stamped with the moment at which it was
 //! asked for, so an answer that was slow to come never overwrites a newer one. Workers subscribe
 //! to their pod and read nothing else.
 
 mod convert;
+mod exits;
 mod relist;
 mod termination;
 
@@ -46,6 +47,8 @@ struct Record {
     containers: HashMap<String, Seen<Container>>,
     /// Facts that are being looked up after a relist, by id.
     looking: HashSet<String>,
+    /// Containers whose end is awaited, by id.
+    followed: HashSet<String>,
     /// What is there and no look has seen yet, by id, and since when that is known.
     unseen: HashMap<String, Instant>,
     /// Why the last look failed, if it did.
@@ -91,6 +94,11 @@ impl Observer {
             .map(|record| record.published.borrow().clone())
             .filter(|pod| !pod.is_gone())
             .collect()
+    }
+
+    /// What runs of the pod with that UID.
+    pub fn pod(&self, uid: &str) -> Option<Arc<ObservedPod>> {
+        self.pods().get(uid).map(|record| record.published.borrow().clone())
     }
 
     /// The container with that id.
@@ -197,12 +205,30 @@ impl Observer {
             _ => String::new(),
         };
         let (id, listed) = (status.id.clone(), status.state);
+        let runs = status.state() == v1::ContainerState::ContainerRunning;
         let value = convert::container(status, sandbox_id.to_owned(), message);
         let mut pods = self.pods();
         let record = record(&mut pods, uid);
         record.unseen.remove(&id);
+        if runs && record.followed.insert(id.clone()) {
+            let (uid, sandbox_id) = (uid.to_owned(), sandbox_id.to_owned());
+            exits::follow(self.clone(), uid, id.clone(), sandbox_id);
+        }
         put(&mut record.containers, id, Seen { at, listed, value });
         record.publish(uid);
+    }
+
+    /// Whether a container runs, as far as is known.
+    fn is_running(&self, uid: &str, id: &str) -> bool {
+        let pods = self.pods();
+        let seen = pods.get(uid).and_then(|record| record.containers.get(id));
+        seen.is_some_and(|seen| seen.value.is_running())
+    }
+
+    fn unfollow(&self, uid: &str, id: &str) {
+        if let Some(record) = self.pods().get_mut(uid) {
+            record.followed.remove(id);
+        }
     }
 
     fn missed(&self, uid: &str, id: &str, at: Instant, error: longshore_cri::Error) -> Error {
@@ -275,6 +301,7 @@ fn record<'a>(pods: &'a mut HashMap<String, Record>, uid: &str) -> &'a mut Recor
         sandboxes: HashMap::new(),
         containers: HashMap::new(),
         looking: HashSet::new(),
+        followed: HashSet::new(),
         unseen: HashMap::new(),
         trouble: None,
         published: watch::Sender::new(Arc::new(ObservedPod {

@@ -89,10 +89,17 @@ impl PodRuntime {
             self.not_started(pod, start, "CreateContainerError", cri_message(&error))
         })?;
         say("Created", "Container created");
-        let started = self.cri.start_container(&id).await;
+        let uid = spec::uid(pod);
+        let starting = self.cri.start_container(&id);
+        // A restart counts from here on, and the start takes a while yet.
+        let counting = async {
+            if start.restart_count.is_some_and(|count| count > 0) {
+                let _ = self.observer.look_at_container(uid, &id, &sandbox.id).await;
+            }
+        };
+        let (started, ()) = tokio::join!(starting, counting);
         // Looked at in either case: a container that failed to start has an exit to show.
-        if let Err(error) = self.observer.look_at_container(spec::uid(pod), &id, &sandbox.id).await
-        {
+        if let Err(error) = self.observer.look_at_container(uid, &id, &sandbox.id).await {
             debug!(pod = describe(pod), %id, %error, "look at a started container failed");
         }
         started.map_err(|error| {
@@ -131,8 +138,8 @@ impl PodRuntime {
             true => &self.settings.host_ips,
             false => &sandbox.ips,
         };
-        let environment =
-            env::environment(&self.settings, &self.objects, pod, container, ips).await?;
+        let sources = env::Sources { runtime: self, pod, container, pod_ips: ips, mounts };
+        let environment = sources.environment().await?;
         let mut volumes = Vec::new();
         for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
             // The apiserver sees to it that a mount names a volume; a manifest may not.

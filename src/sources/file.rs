@@ -12,7 +12,8 @@ use tokio::sync::mpsc::Sender;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
 
-use super::{Source, Update, manifest};
+use super::manifest::{self, Place};
+use super::{Source, Update};
 
 /// An editor writes a file in several steps; one look after the last is enough.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -154,7 +155,7 @@ impl Scanner {
         if self.known.get(file).is_some_and(|known| known.content == content) {
             return;
         }
-        let result = manifest::parse(&content, file, &self.node_name);
+        let result = manifest::pod(&content, Place::File(file), &self.node_name);
         self.note(file, content, result);
     }
 

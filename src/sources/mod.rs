@@ -3,8 +3,10 @@
 
 mod api;
 mod defaults;
+mod dump;
 mod file;
 mod manifest;
+mod validate;
 
 use k8s_openapi::api::core::v1::Pod;
 

@@ -27,8 +27,8 @@ impl Task {
         self.seen();
         self.tools.probes.follow(&self.pod, &observed, &self.told);
         let probes = self.probes.borrow_and_update().clone();
-        let gates = self.tools.gates;
-        let inputs = plan::Inputs { probes: &probes, backoff: &self.restarts, now, gates };
+        let (starting, backoff, gates) = (self.starting(), &self.restarts, self.tools.gates);
+        let inputs = plan::Inputs { probes: &probes, starting: &starting, backoff, now, gates };
         let plan = self.due(plan(&self.pod, &observed, inputs), now);
         self.note_delays(&plan, now);
 

@@ -2,6 +2,7 @@
 //! be done ([`plan`]) and what is to be told ([`status`]). No I/O, no client, and no clock but the
 //! one passed in.
 
+pub mod admission;
 pub mod backoff;
 pub mod deadline;
 pub mod downward;
@@ -11,6 +12,7 @@ pub mod observed;
 pub mod plan;
 pub mod probes;
 pub mod qos;
+pub mod resources;
 pub mod spec;
 pub mod status;
 pub mod termination;

@@ -10,6 +10,8 @@ pub const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// Annotation of a static pod: the hash of its manifest.
 pub const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
+/// Annotation of a static pod whose manifest gives its UID: the hash of what else it says.
+pub const CONTENT_ANNOTATION: &str = "longshore/config.content";
 /// Annotation of a static pod: when the node first saw it.
 pub const SEEN_ANNOTATION: &str = "kubernetes.io/config.seen";
 

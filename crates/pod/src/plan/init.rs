@@ -59,7 +59,8 @@ impl Planner<'_> {
         match (kind, &run.state) {
             (ContainerKind::Init, State::Exited { .. }) => run.has_succeeded(),
             (ContainerKind::Sidecar, State::Running { .. }) => {
-                self.inputs.probes.is_started(container, &run.id)
+                !self.inputs.starting.contains(&container.name)
+                    && self.inputs.probes.is_started(container, &run.id)
             }
             _ => false,
         }

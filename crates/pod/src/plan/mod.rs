@@ -9,6 +9,7 @@ mod init;
 mod reset;
 mod sandbox;
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
@@ -129,6 +130,9 @@ pub fn backoff_key(container: &Container) -> BackoffKey {
 pub struct Inputs<'a> {
     /// What the pod's probes have found.
     pub probes: &'a ProbeResults,
+    /// Containers that run and whose postStart hook has yet to succeed: they do not count as
+    /// started. By name.
+    pub starting: &'a HashSet<String>,
     /// The restart delays of the pod's containers.
     pub backoff: &'a Backoff<BackoffKey>,
     /// The time.

@@ -18,7 +18,7 @@ use crate::observed::{self, ObservedPod};
 use crate::plan::restarts_all;
 use crate::probes::ProbeResults;
 use crate::spec::Gates;
-use crate::{qos, spec};
+use crate::{qos, resources, spec};
 
 pub use conditions::is_owned;
 
@@ -168,9 +168,8 @@ pub fn status(
         node_allocatable_resource_claim_statuses: api
             .node_allocatable_resource_claim_statuses
             .clone(),
-        // Told by later rooms.
-        resources: None,
-        allocated_resources: None,
+        resources: Some(resources::told(pod_spec, told == "Running")),
+        allocated_resources: Some(resources::requests(pod_spec)).filter(|list| !list.is_empty()),
         resize: None,
     }
 }
