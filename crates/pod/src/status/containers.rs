@@ -120,7 +120,7 @@ impl Teller<'_> {
             container_id: Some(id.clone()),
             restart_count: i32::try_from(run.restart_count).unwrap_or(i32::MAX),
             state: Some(self.state(run)),
-            last_state: told.and_then(|told| carried_end(told, &id)),
+            last_state: Some(told.and_then(|told| carried_end(told, &id)).unwrap_or_default()),
             allocated_resources: resources.requests.clone(),
             resources: Some(resources),
             volume_mounts: self.volume_mounts(container),
@@ -165,7 +165,8 @@ impl Teller<'_> {
             name: container.name.clone(),
             image: container.image.clone().unwrap_or_default(),
             restart_count: told.map_or(0, |told| told.restart_count),
-            last_state: told.and_then(|told| told.last_state.clone()),
+            // Never left out: the apiserver shows it in any case, and would seem to differ.
+            last_state: Some(told.and_then(|told| told.last_state.clone()).unwrap_or_default()),
             state: Some(self.default_wait()),
             volume_mounts: self.volume_mounts(container),
             ..ContainerStatus::default()
