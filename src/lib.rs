@@ -15,6 +15,7 @@ pub mod registration;
 pub mod resources;
 pub mod runtime;
 pub mod server;
+pub mod services;
 pub mod sources;
 pub mod status;
 pub mod view;

@@ -31,6 +31,7 @@ use crate::registration::{self, Machine, Registration};
 use crate::resources::cgroups::{self, Cgroups, Driver};
 use crate::runtime::{Announcer, PodRuntime, Settings};
 use crate::server::{Server, ServerError};
+use crate::services::Services;
 use crate::sources::{self, Source};
 use crate::status::StatusWriter;
 use crate::view::View;
@@ -139,6 +140,14 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // what pods ask for by name, and what runs
     let objects = Objects::new(client.clone());
     let volumes = Volumes::new(&settings.root_dir, objects.clone(), settings.allocatable.clone());
+    let services = match &client {
+        Some(client) => {
+            let (services, following) = Services::follow(client.clone());
+            rooms.open(following);
+            services
+        }
+        None => Services::none(),
+    };
     let observer = Observer::new(runtime.clone());
     rooms.open(observe::run(observer.clone(), stop.clone()));
 
@@ -167,11 +176,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // the server, and last the workers, which begin once it is known what runs
     let announcer = Announcer::new(recorder.clone());
     let handlers = Handlers::new(runtime.clone());
-    let probes = Probes::new(handlers.clone(), announcer.clone());
+    let probes = Probes::new(handlers.clone(), announcer.clone(), &settings.host_ips);
     let pods = PodRuntime::new(
         runtime.clone(),
         observer.clone(),
         objects.clone(),
+        services,
         volumes.clone(),
         announcer.clone(),
         handlers,

@@ -37,6 +37,15 @@ pub struct Sandbox {
     pub host_network: bool,
 }
 
+impl Sandbox {
+    /// Where its containers are reached: its own address or, on the host's network, the host's.
+    /// "" if it has none.
+    pub fn address<'a>(&'a self, host_ips: &'a [String]) -> &'a str {
+        let ips = if self.host_network { host_ips } else { &self.ips };
+        ips.first().map(String::as_str).unwrap_or_default()
+    }
+}
+
 /// A container of the pod, in whichever state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
