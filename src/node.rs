@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::admission;
 use crate::client::{self, ClientError, Limits};
 use crate::config::{Config, KUBERNETES_VERSION};
 use crate::desired::{self, Desired};
@@ -30,6 +31,7 @@ use crate::registration::{self, Machine, Registration};
 use crate::resources::cgroups::{self, Cgroups, Driver};
 use crate::runtime::{Announcer, PodRuntime, Settings};
 use crate::server::{Server, ServerError};
+use crate::services::Services;
 use crate::sources::{self, Source};
 use crate::status::StatusWriter;
 use crate::view::View;
@@ -58,6 +60,9 @@ pub enum Error {
     /// The cgroups of pods cannot be made.
     #[error(transparent)]
     Cgroup(#[from] cgroups::Error),
+    /// The config allows sysctls that cannot be.
+    #[error(transparent)]
+    Sysctls(#[from] longshore_pod::admission::Error),
     /// The node's ports cannot be opened.
     #[error(transparent)]
     Server(#[from] ServerError),
@@ -135,6 +140,14 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // what pods ask for by name, and what runs
     let objects = Objects::new(client.clone());
     let volumes = Volumes::new(&settings.root_dir, objects.clone(), settings.allocatable.clone());
+    let services = match &client {
+        Some(client) => {
+            let (services, following) = Services::follow(client.clone());
+            rooms.open(following);
+            services
+        }
+        None => Services::none(),
+    };
     let observer = Observer::new(runtime.clone());
     rooms.open(observe::run(observer.clone(), stop.clone()));
 
@@ -168,6 +181,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         runtime.clone(),
         observer.clone(),
         objects.clone(),
+        services,
         volumes.clone(),
         announcer.clone(),
         handlers,
@@ -185,6 +199,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         runtime_name: runtime_name(&runtime).await,
         max_restart_delay: max_restart_delay(&config),
         gates: pod_gates(&config),
+        admission: admission::facts(&config, &runtime).await?,
     });
     let pool = Pool::new(tools, desired.clone());
     let view = Arc::new(View::new(desired, status, observer, pool.pulse()));

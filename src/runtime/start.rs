@@ -138,8 +138,8 @@ impl PodRuntime {
             true => &self.settings.host_ips,
             false => &sandbox.ips,
         };
-        let environment =
-            env::environment(&self.settings, &self.objects, pod, container, ips).await?;
+        let sources = env::Sources { runtime: self, pod, container, pod_ips: ips, mounts };
+        let environment = sources.environment().await?;
         let mut volumes = Vec::new();
         for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
             // The apiserver sees to it that a mount names a volume; a manifest may not.

@@ -32,8 +32,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// What commands' streams are used for, newest first.
 const REMOTE_COMMANDS: [&str; 4] =
     ["v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"];
-/// A session for which no idle time is set.
-const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 
 struct Sessions {
     host: Arc<dyn Host>,
@@ -50,7 +48,7 @@ pub(super) fn routes(config: &Config, host: Arc<dyn Host>, runtime: Runtime) -> 
     let sessions = Arc::new(Sessions {
         host,
         runtime,
-        idle: if idle.is_zero() { FOREVER } else { idle },
+        idle: if idle.is_zero() { streams::FOREVER } else { idle },
         translates: config.gates.enabled("ExtendWebSocketsToKubelet"),
     });
     let container = "{namespace}/{pod}/{container}";

@@ -52,6 +52,8 @@ pub struct Tools {
     pub max_restart_delay: k8s_openapi::jiff::SignedDuration,
     /// The feature gates in force.
     pub gates: Gates,
+    /// What decides whether a pod is taken in.
+    pub admission: longshore_pod::admission::Node,
 }
 
 /// The workers.

@@ -11,7 +11,7 @@ use longshore_pod::observed::ObservedPod;
 use longshore_pod::plan::BackoffKey;
 use longshore_pod::probes::ProbeResults;
 use longshore_pod::status::{self, Context, Verdict};
-use longshore_pod::{Timestamp, spec};
+use longshore_pod::{Timestamp, admission, spec};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::debug;
@@ -125,6 +125,7 @@ impl Task {
     /// Work until nothing of the pod is left to care for; gives its UID.
     pub(super) async fn run(mut self) -> String {
         self.tools.objects.register(&self.pod);
+        self.admit();
         loop {
             let end = self.take_order();
             let wake_at = match (self.phase, end) {
@@ -146,6 +147,17 @@ impl Task {
                 self.wait(wake_at).await;
             }
         }
+    }
+
+    /// What the node does not take in ends before anything is done for it.
+    fn admit(&mut self) {
+        if self.take_order().is_some() {
+            return; // it ends anyway
+        }
+        let Some(verdict) = admission::rejects(&self.pod, &self.tools.admission) else { return };
+        self.tools.announcer.pod(&self.pod, true, &verdict.reason, &verdict.message);
+        self.told = status::rejected(&self.pod, &verdict, Timestamp::now());
+        self.refused = true;
     }
 
     /// Take in the newest order. Tells whether it ends the pod: how fast, and why.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Incoming;
-use hyper::header::{CONNECTION, HOST, HeaderName, HeaderValue, UPGRADE};
+use hyper::header::{AUTHORIZATION, CONNECTION, HOST, HeaderName, HeaderValue, UPGRADE};
 use hyper::upgrade::Upgraded;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
@@ -38,6 +38,11 @@ pub(crate) fn request(
     target: &Uri,
     mut headers: HeaderMap,
 ) -> Request<Empty<Bytes>> {
+    // who the client is was settled here, and is no business of the backend's
+    let proofs = headers.keys().filter(|name| is_proof(name)).cloned().collect::<Vec<_>>();
+    for name in proofs {
+        headers.remove(name);
+    }
     if let Some(host) = target.authority().and_then(|host| host.as_str().parse().ok()) {
         headers.insert(HOST, host);
     }
@@ -47,6 +52,10 @@ pub(crate) fn request(
     *request.uri_mut() = path.map_or_else(|| Uri::from_static("/"), Uri::from);
     *request.headers_mut() = headers;
     request
+}
+
+fn is_proof(name: &HeaderName) -> bool {
+    *name == AUTHORIZATION || name.as_str().starts_with("impersonate-")
 }
 
 /// Sends a request as the first and last one on the connection. Redirects are errors.

@@ -19,6 +19,8 @@ mod tests;
 mod tunnel;
 mod websocket;
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http_body_util::{Either, Empty};
 use hyper::body::Incoming;
@@ -29,6 +31,9 @@ pub use pass::pass;
 pub use remote_command::{Streams, is_remote_command, remote_command};
 pub use tunnel::{is_tunnel, tunnel};
 pub use websocket::is_websocket;
+
+/// The idle time of sessions that have none.
+pub const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// The answer to a client: the backend's own, or a handshake made here.
 pub type Answer = Response<Either<Incoming, Empty<Bytes>>>;

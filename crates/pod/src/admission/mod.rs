@@ -36,9 +36,15 @@ pub fn rejects(pod: &Pod, node: &Node) -> Option<Verdict> {
     node.sysctls
         .check(pod_spec)
         .or_else(|| operating_system(pod, pod_spec))
-        .or_else(|| groups_policy(pod_spec, node))
-        .or_else(|| app_armor(pod, pod_spec, node))
+        .or_else(|| groups_policy(pod_spec, node).filter(|_| is_new(pod)))
+        .or_else(|| app_armor(pod, pod_spec, node).filter(|_| is_new(pod)))
         .or_else(|| pod_level_resources(pod_spec, node))
+}
+
+/// A pod that runs already keeps what it was given.
+fn is_new(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, None | Some("Pending"))
 }
 
 fn operating_system(pod: &Pod, pod_spec: &PodSpec) -> Option<Verdict> {
@@ -63,10 +69,8 @@ fn groups_policy(pod_spec: &PodSpec, node: &Node) -> Option<Verdict> {
     })
 }
 
-/// A pod that runs already keeps what it was given.
 fn app_armor(pod: &Pod, pod_spec: &PodSpec, node: &Node) -> Option<Verdict> {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    if !matches!(phase, None | Some("Pending")) || !asks_for_app_armor(pod, pod_spec) {
+    if !asks_for_app_armor(pod, pod_spec) {
         return None;
     }
     let why = match node.app_armor {
