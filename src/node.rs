@@ -116,13 +116,26 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         sources.push(Source::Api);
         rooms.open(sources::watch_pods(client.clone(), config.node_name.clone(), updates.clone()));
     }
-    if !config.kubelet.static_pod_path.is_empty() {
+    let kubelet = &config.kubelet;
+    let complain = complain_about_manifests(recorder.clone(), config.node_name.clone());
+    if !kubelet.static_pod_path.is_empty() {
         sources.push(Source::File);
         rooms.open(sources::watch_manifests(
-            PathBuf::from(&config.kubelet.static_pod_path),
+            PathBuf::from(&kubelet.static_pod_path),
             config.node_name.clone(),
-            config.kubelet.file_check_frequency.get(),
-            complain_about_manifests(recorder.clone(), config.node_name.clone()),
+            kubelet.file_check_frequency.get(),
+            complain.clone(),
+            updates.clone(),
+        ));
+    }
+    if !kubelet.static_pod_url.is_empty() {
+        sources.push(Source::Http);
+        rooms.open(sources::poll_url(
+            kubelet.static_pod_url.clone(),
+            kubelet.static_pod_url_header.clone(),
+            config.node_name.clone(),
+            kubelet.http_check_frequency.get(),
+            complain,
             updates,
         ));
     }
@@ -153,7 +166,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             lease,
             node.clone(),
         ));
-        rooms.open(desired::reconcile_mirrors(desired.clone(), client.clone(), node));
+        rooms.open(desired::reconcile_mirrors(
+            desired.clone(),
+            client.clone(),
+            node,
+            recorder.clone(),
+        ));
         drain.spawn(status.clone().run(client.clone(), desired.clone(), stop.clone()));
     }
 
@@ -316,8 +334,8 @@ fn max_restart_delay(config: &Config) -> SignedDuration {
 }
 
 fn complain_about_manifests(recorder: Recorder, node_name: String) -> sources::Complain {
-    Box::new(move |file, reason| {
-        let message = format!("manifest {}: {reason}", file.display());
+    Arc::new(move |place, reason| {
+        let message = format!("manifest {place}: {reason}");
         warn!("{message}");
         recorder.event(node_reference(&node_name), EventType::Warning, "InvalidManifest", &message);
     })
