@@ -10,11 +10,14 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::SignedDuration;
 use longshore_cri::{Options, Runtime};
 use longshore_pod::backoff::RESTART_MAX;
+use longshore_pod::spec::Gates;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::admission;
 use crate::client::{self, ClientError, Limits};
 use crate::config::{Config, KUBERNETES_VERSION};
 use crate::desired::{self, Desired};
@@ -28,6 +31,7 @@ use crate::registration::{self, Machine, Registration};
 use crate::resources::cgroups::{self, Cgroups, Driver};
 use crate::runtime::{Announcer, PodRuntime, Settings};
 use crate::server::{Server, ServerError};
+use crate::services::Services;
 use crate::sources::{self, Source};
 use crate::status::StatusWriter;
 use crate::view::View;
@@ -56,6 +60,9 @@ pub enum Error {
     /// The cgroups of pods cannot be made.
     #[error(transparent)]
     Cgroup(#[from] cgroups::Error),
+    /// The config allows sysctls that cannot be.
+    #[error(transparent)]
+    Sysctls(#[from] longshore_pod::admission::Error),
     /// The node's ports cannot be opened.
     #[error(transparent)]
     Server(#[from] ServerError),
@@ -99,9 +106,10 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let events = connect(kubelet.event_record_qps, kubelet.event_burst).await?;
     let (recorder, events_written) = Recorder::start(events, &config.node_name);
 
-    // cgroups and the daemon's own place when memory runs out
+    // cgroups, and the daemon's own limits
     let cgroups = cgroups(&config, &runtime).await?;
     set_oom_score(config.kubelet.oom_score_adj);
+    limit_open_files(config.kubelet.max_open_files);
     let addresses = registration::resolve_addresses(&config.node_ips, &config.node_name).await?;
     let settings = Arc::new(settings(&config, &addresses, cgroups));
     for dir in [settings.root_dir.join("pods"), settings.pod_logs_dir.clone()] {
@@ -145,6 +153,14 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // what pods ask for by name, and what runs
     let objects = Objects::new(client.clone());
     let volumes = Volumes::new(&settings.root_dir, objects.clone(), settings.allocatable.clone());
+    let services = match &client {
+        Some(client) => {
+            let (services, following) = Services::follow(client.clone());
+            rooms.open(following);
+            services
+        }
+        None => Services::none(),
+    };
     let observer = Observer::new(runtime.clone());
     rooms.open(observe::run(observer.clone(), stop.clone()));
 
@@ -178,11 +194,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // the server, and last the workers, which begin once it is known what runs
     let announcer = Announcer::new(recorder.clone());
     let handlers = Handlers::new(runtime.clone());
-    let probes = Probes::new(handlers.clone(), announcer.clone());
+    let probes = Probes::new(handlers.clone(), announcer.clone(), &settings.host_ips);
     let pods = PodRuntime::new(
         runtime.clone(),
         observer.clone(),
         objects.clone(),
+        services,
         volumes.clone(),
         announcer.clone(),
         handlers,
@@ -199,10 +216,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         objects,
         runtime_name: runtime_name(&runtime).await,
         max_restart_delay: max_restart_delay(&config),
+        gates: pod_gates(&config),
+        admission: admission::facts(&config, &runtime).await?,
     });
     let pool = Pool::new(tools, desired.clone());
     let view = Arc::new(View::new(desired, status, observer, pool.pulse()));
-    let server = Server::bind(&config, &addresses, client.as_ref(), view).await?;
+    let server = Server::bind(&config, &addresses, client.as_ref(), view, runtime).await?;
     rooms.open(server.run());
     rooms.open(pool.run(changed, stop.clone()));
 
@@ -333,6 +352,15 @@ fn max_restart_delay(config: &Config) -> SignedDuration {
     own.map_or(RESTART_MAX, |period| SignedDuration::from_nanos(period.as_nanos()))
 }
 
+/// The feature gates that change what is done for pods.
+fn pod_gates(config: &Config) -> Gates {
+    Gates {
+        container_restart_rules: config.gates.enabled("ContainerRestartRules"),
+        restart_all_containers: config.gates.enabled("RestartAllContainersOnContainerExits"),
+        container_stop_signals: config.gates.enabled("ContainerStopSignals"),
+    }
+}
+
 fn complain_about_manifests(recorder: Recorder, node_name: String) -> sources::Complain {
     Arc::new(move |place, reason| {
         let message = format!("manifest {place}: {reason}");
@@ -346,6 +374,19 @@ fn set_oom_score(score: i32) {
     if let Err(error) = std::fs::write(path, score.to_string()) {
         // Lowering it takes CAP_SYS_RESOURCE, which not every machine gives.
         warn!(path, score, %error, "the OOM score is not set: memory pressure may end the node itself");
+    }
+}
+
+/// As far as the hard limit, which takes CAP_SYS_RESOURCE to raise. 0 leaves it as it is.
+fn limit_open_files(wanted: i64) {
+    let Some(wanted) = u64::try_from(wanted).ok().filter(|wanted| *wanted > 0) else { return };
+    let limit = getrlimit(Resource::Nofile);
+    let both = Rlimit { current: Some(wanted), maximum: Some(wanted) };
+    let soft = limit.maximum.map_or(wanted, |hard| hard.min(wanted));
+    let soft = Rlimit { current: Some(soft), maximum: limit.maximum };
+    let set = setrlimit(Resource::Nofile, both).or_else(|_| setrlimit(Resource::Nofile, soft));
+    if let Err(error) = set {
+        warn!(wanted, %error, "the limit of open files is not set");
     }
 }
 

@@ -59,8 +59,13 @@ impl Key {
 }
 
 pub(super) struct Cache<K> {
-    time_to_live: Duration,
     entries: Mutex<HashMap<Key, Entry<K>>>,
+}
+
+impl<K> Default for Cache<K> {
+    fn default() -> Self {
+        Self { entries: Mutex::default() }
+    }
 }
 
 struct Entry<K> {
@@ -77,10 +82,6 @@ struct Answer<K> {
 }
 
 impl<K: Named> Cache<K> {
-    pub(super) fn new(time_to_live: Duration) -> Self {
-        Self { time_to_live, entries: Mutex::default() }
-    }
-
     /// One more pod refers to the object. The pod may have been made after the last answer, so the
     /// next reader asks anew; requests under way serve those who already wait for them.
     pub(super) fn retain(&self, key: &Key) {
@@ -102,19 +103,20 @@ impl<K: Named> Cache<K> {
         }
     }
 
-    /// The object, from the cache if it is fresh, or else by `fetch`, which is told whether a
+    /// The object, from the cache if it is younger than `time_to_live`, or else by `fetch`, which is told whether a
     /// version of it is known already. An object that no pod refers to is fetched and not kept.
     pub(super) async fn get(
         &self,
         namespace: &str,
         name: &str,
+        time_to_live: Duration,
         fetch: impl AsyncFnOnce(bool) -> Result<K, Error>,
     ) -> Result<Arc<K>, Error> {
         let asked = Instant::now();
         let slot = self.entries().get(&Key::new(namespace, name)).map(|entry| entry.slot.clone());
         let slot = slot.unwrap_or_default();
         let mut last = slot.lock().await;
-        if let Some(answer) = last.as_ref().filter(|answer| self.is_fresh(answer, asked)) {
+        if let Some(answer) = last.as_ref().filter(|answer| answer.serves(asked, time_to_live)) {
             return answer.result.clone();
         }
         let known = last.take().and_then(|answer| answer.result.ok());
@@ -132,16 +134,6 @@ impl<K: Named> Cache<K> {
         result
     }
 
-    /// Whether an answer will do for a caller who asked at that time: an error only for those who
-    /// waited for it, an object for its time to live.
-    fn is_fresh(&self, answer: &Answer<K>, asked: Instant) -> bool {
-        answer.at >= asked
-            || answer
-                .result
-                .as_ref()
-                .is_ok_and(|object| object.immutable() || answer.at.elapsed() < self.time_to_live)
-    }
-
     fn entries(&self) -> MutexGuard<'_, HashMap<Key, Entry<K>>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -149,6 +141,15 @@ impl<K: Named> Cache<K> {
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.entries().len()
+    }
+}
+
+impl<K: Named> Answer<K> {
+    /// Whether it will do for a caller who asked at that time: an error only for those who waited
+    /// for it, an object for its time to live.
+    fn serves(&self, asked: Instant, time_to_live: Duration) -> bool {
+        let lives = |object: &Arc<K>| object.immutable() || self.at.elapsed() < time_to_live;
+        self.at >= asked || self.result.as_ref().is_ok_and(lives)
     }
 }
 

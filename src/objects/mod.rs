@@ -22,8 +22,12 @@ use tokens::PodTokens;
 
 /// How long a fetched object is used before it is asked for again.
 const TIME_TO_LIVE: Duration = Duration::from_secs(60);
+/// The same for those who use an object once, when a container starts.
+const FRESH: Duration = Duration::from_secs(1);
 /// How long one request may take, so that a silent apiserver does not hold a pod's worker.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// The same for an object of which some version is known, and good enough.
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why an object or token could not be had. Cheap to clone: callers share one request's outcome.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -77,9 +81,12 @@ pub fn first_reference(pod: &Pod) -> Option<String> {
 }
 
 /// A request's answer, or an error once it has taken too long.
-async fn within_deadline<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
-    let late = |_| KubeError::Service(format!("no answer within {REQUEST_TIMEOUT:?}").into());
-    tokio::time::timeout(REQUEST_TIMEOUT, request).await.map_err(late)?
+async fn within<T>(
+    deadline: Duration,
+    request: impl Future<Output = kube::Result<T>>,
+) -> kube::Result<T> {
+    let late = |_| KubeError::Service(format!("no answer within {deadline:?}").into());
+    tokio::time::timeout(deadline, request).await.map_err(late)?
 }
 
 fn root_cause(error: &dyn std::error::Error) -> String {
@@ -94,6 +101,7 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 #[derive(Clone)]
 pub struct Objects {
     inner: Arc<Inner>,
+    time_to_live: Duration,
 }
 
 struct Inner {
@@ -118,14 +126,18 @@ impl Objects {
     }
 
     fn with_time_to_live(client: Option<Client>, time_to_live: Duration) -> Self {
-        Self {
-            inner: Arc::new(Inner {
-                client,
-                secrets: Cache::new(time_to_live),
-                config_maps: Cache::new(time_to_live),
-                pods: Mutex::default(),
-            }),
-        }
+        let inner = Inner {
+            client,
+            secrets: Cache::default(),
+            config_maps: Cache::default(),
+            pods: Mutex::default(),
+        };
+        Self { inner: Arc::new(inner), time_to_live }
+    }
+
+    /// A handle of the same cache that gives objects of the last second, or asks anew.
+    pub fn fresh(&self) -> Self {
+        Self { time_to_live: self.time_to_live.min(FRESH), ..self.clone() }
     }
 
     /// Makes a pod's references known. What a new reference reads is fetched after this call, so a
@@ -184,10 +196,13 @@ impl Objects {
             self.inner.client.as_ref().ok_or_else(|| Error::NoApiserver { action: action() })?;
         let api = Api::<K>::namespaced(client.clone(), namespace);
         cache
-            .get(namespace, name, async |known| {
+            .get(namespace, name, self.time_to_live, async |known| {
                 // The apiserver's own cache is good enough to look for changes, and spares etcd.
-                let params = if known { GetParams::any() } else { GetParams::default() };
-                within_deadline(api.get_with(name, &params)).await.map_err(|error| match error {
+                let (params, deadline) = match known {
+                    true => (GetParams::any(), RENEWAL_TIMEOUT),
+                    false => (GetParams::default(), REQUEST_TIMEOUT),
+                };
+                within(deadline, api.get_with(name, &params)).await.map_err(|error| match error {
                     KubeError::Api(status) if status.code == 404 => {
                         Error::NotFound { kind: K::NAME, name: name.to_owned() }
                     }

@@ -188,6 +188,8 @@ fn hint(observer: &Observer, event: v1::ContainerEventResponse) {
         let pods = observer.pods();
         let Some(record) = pods.get(&uid) else { return };
         match record.containers.get(&id) {
+            // What has ended stays so, and the kernel may have told first.
+            Some(seen) if seen.value.finished_at().is_some() => return,
             Some(seen) => Some(seen.value.sandbox_id.clone()),
             None if record.sandboxes.contains_key(&id) => None,
             None => return,

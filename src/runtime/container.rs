@@ -71,8 +71,7 @@ pub(super) fn config(inputs: Inputs<'_>) -> Result<v1::ContainerConfig, Error> {
         envs: inputs
             .environment
             .into_inner()
-            .into_iter()
-            .map(|(key, value)| v1::KeyValue { key, value: value.into() })
+            .map(|(key, value)| v1::KeyValue { key, value })
             .collect(),
         mounts,
         labels: labels::container_labels(pod, container),

@@ -20,11 +20,11 @@ use crate::objects::Objects;
 
 /// An image that the node has.
 #[derive(Clone, Debug)]
-pub(super) struct Present {
+pub struct Present {
     /// What a container is made from.
-    pub reference: String,
+    pub(super) reference: String,
     /// The user that it runs as.
-    pub user: ImageUser,
+    pub(super) user: ImageUser,
 }
 
 /// Sees to it that images are there.
@@ -186,7 +186,7 @@ impl Images {
     fn failed(&self, key: &str, message: String) -> StartError {
         let now = Timestamp::now();
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        failures.backoff.next(&key.to_owned(), now);
+        failures.backoff.next(&key.to_owned(), now, now);
         failures.last.insert(key.to_owned(), (now, format!("ErrImagePull: {message}")));
         StartError::new("ErrImagePull", message)
     }

@@ -6,11 +6,13 @@ mod container;
 mod credentials;
 mod dns;
 mod env;
+mod env_file;
 mod hooks;
 mod hosts;
 mod images;
 pub mod labels;
 pub mod resources;
+mod restore;
 mod sandbox;
 mod security;
 mod start;
@@ -29,11 +31,14 @@ use longshore_pod::spec;
 use tracing::debug;
 
 pub use announce::Announcer;
+pub use images::Present;
+pub use start::Prepared;
 
 use crate::handlers::Handlers;
 use crate::objects::Objects;
 use crate::observe::Observer;
 use crate::resources::cgroups::Cgroups;
+use crate::services::Services;
 use crate::volumes::Volumes;
 
 /// What of the node's config shapes its pods.
@@ -108,6 +113,20 @@ pub enum Error {
         /// The key.
         key: String,
     },
+    /// A variable is to come from a file in a volume that is not there.
+    #[error("cannot find the volume {0:?} referenced by FileKeyRef")]
+    NoEnvVolume(String),
+    /// A file of variables could not be read. Why is logged, and not for the pod to learn.
+    #[error("couldn't parse env file")]
+    EnvFile,
+    /// A key that the container needs is not in a file of variables.
+    #[error("environment variable key {key:?} not found in file {path:?}")]
+    MissingFileKey {
+        /// The key.
+        key: String,
+        /// The file on the host.
+        path: PathBuf,
+    },
     /// The pod forbids root and the container would run as root.
     #[error("{why} (pod: {pod:?}, container: {container})")]
     NonRoot {
@@ -135,6 +154,9 @@ pub enum Error {
     /// A secret or config map is not to be had.
     #[error(transparent)]
     Object(#[from] crate::objects::Error),
+    /// The variables of services are not to be had.
+    #[error(transparent)]
+    Services(#[from] crate::services::Error),
     /// A field of the downward API has no value.
     #[error(transparent)]
     Downward(#[from] longshore_pod::downward::Error),
@@ -179,6 +201,7 @@ pub struct PodRuntime {
     cri: Runtime,
     observer: Observer,
     objects: Objects,
+    services: Services,
     volumes: Volumes,
     announcer: Announcer,
     handlers: Handlers,
@@ -192,11 +215,13 @@ impl PodRuntime {
         cri: Runtime,
         observer: Observer,
         objects: Objects,
+        services: Services,
         volumes: Volumes,
         announcer: Announcer,
         handlers: Handlers,
         settings: Arc<Settings>,
     ) -> Self {
+        let objects = objects.fresh();
         let images = images::Images::new(
             cri.clone(),
             objects.clone(),
@@ -204,7 +229,7 @@ impl PodRuntime {
             settings.parallel_pulls,
         );
         let images = Arc::new(images);
-        Self { cri, observer, objects, volumes, announcer, handlers, images, settings }
+        Self { cri, observer, objects, services, volumes, announcer, handlers, images, settings }
     }
 
     /// Make what must stand before the pod's sandbox: directories and cgroup.

@@ -1,78 +1,128 @@
-//! A container's beginning: image, config, create, start, and its postStart hook.
+//! A container's beginning, in the steps between which its worker may change its mind: image,
+//! config, start. The postStart hook comes after them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use longshore_pod::expand::expand;
 use longshore_pod::observed::Sandbox;
 use longshore_pod::plan::Start;
-use longshore_pod::spec;
+use longshore_pod::spec::{self, ContainerKind};
 use tracing::debug;
 
-use super::{
-    Error, PodRuntime, StartError, container, create_dir, describe, env, hosts, images, sandbox,
-};
+use super::images::Present;
+use super::{Error, PodRuntime, StartError, container, create_dir, describe, env, hosts, sandbox};
 use crate::volumes::{Mounted, PodMounts, SubPath};
 
+/// A container that is ready to be made: what the runtime is asked for.
+pub struct Prepared {
+    config: longshore_cri::v1::ContainerConfig,
+    sandbox_config: longshore_cri::v1::PodSandboxConfig,
+    log: PathBuf,
+}
+
 impl PodRuntime {
-    /// Pull if need be, create, start.
-    pub async fn start_container(
+    /// The image of a container, pulled if its policy asks for that. Needs no sandbox to stand:
+    /// `attempt` is that of the one that does or is to be.
+    pub async fn image(
+        &self,
+        pod: &Pod,
+        kind: ContainerKind,
+        container: &Container,
+        attempt: u32,
+    ) -> Result<Present, StartError> {
+        let say = |message: &str| {
+            self.announcer.container(pod, kind, &container.name, true, "Failed", message);
+        };
+        let sandbox_config = sandbox::config(&self.settings, pod, attempt).map_err(|error| {
+            say(&format!("Error: {error}"));
+            StartError::new("CreateContainerConfigError", error.to_string())
+        })?;
+        let image = self.images.ensure(pod, kind, container, &sandbox_config).await;
+        image.inspect_err(|error| say(&format!("Error: {}", error.reason)))
+    }
+
+    /// Put together what a container is made from. Changes nothing in the runtime.
+    pub async fn prepare_container(
         &self,
         pod: &Pod,
         sandbox: &Sandbox,
         start: &Start,
         container: &Container,
+        image: Present,
         mounts: &PodMounts,
-    ) -> Result<(), StartError> {
-        let say = |warning, reason: &str, message: &str| {
-            self.announcer.container(pod, start.kind, &container.name, warning, reason, message);
+    ) -> Result<Prepared, StartError> {
+        let prepare = async {
+            let sandbox_config = sandbox::config(&self.settings, pod, sandbox.attempt)?;
+            let log_dir = self.settings.pod_log_dir(pod).join(&container.name);
+            create_dir(&log_dir).await?;
+            let restart_count = match start.restart_count {
+                Some(count) => count,
+                None => container::restart_count_from_logs(&log_dir),
+            };
+            let config = self
+                .container_config(pod, sandbox, container, restart_count, image, mounts)
+                .await?;
+            let log = log_dir.join(format!("{restart_count}.log"));
+            Ok(Prepared { config, sandbox_config, log })
         };
-        let failed = |reason: &'static str, event: &str, message: String| {
-            say(true, event, &format!("Error: {message}"));
-            StartError::new(reason, message)
+        prepare.await.map_err(|error: Error| {
+            self.not_started(pod, start, "CreateContainerConfigError", error.to_string())
+        })
+    }
+
+    /// Create the container and start it; gives its id. Not to be dropped half-way: nobody would
+    /// look at what came of it.
+    pub async fn start_container(
+        &self,
+        pod: &Pod,
+        sandbox: &Sandbox,
+        start: &Start,
+        prepared: Prepared,
+    ) -> Result<String, StartError> {
+        let say = |reason: &str, message: &str| {
+            self.announcer.container(pod, start.kind, &start.name, false, reason, message);
         };
-        let config_error =
-            |error: Error| failed("CreateContainerConfigError", "Failed", error.to_string());
-        let sandbox_config =
-            sandbox::config(&self.settings, pod, sandbox.attempt).map_err(config_error)?;
-        let image = self.images.ensure(pod, start.kind, container, &sandbox_config).await;
-        let image = image.inspect_err(|error| {
-            say(true, "Failed", &format!("Error: {}", error.reason));
+        let Prepared { config, sandbox_config, log } = prepared;
+        let created = self.cri.create_container(&sandbox.id, config, sandbox_config).await;
+        let id = created.map_err(|error| {
+            self.not_started(pod, start, "CreateContainerError", cri_message(&error))
         })?;
-
-        let log_dir = self.settings.pod_log_dir(pod).join(&container.name);
-        create_dir(&log_dir).await.map_err(config_error)?;
-        let restart_count = match start.restart_count {
-            Some(count) => count,
-            None => container::restart_count_from_logs(&log_dir),
+        say("Created", "Container created");
+        let uid = spec::uid(pod);
+        let starting = self.cri.start_container(&id);
+        // A restart counts from here on, and the start takes a while yet.
+        let counting = async {
+            if start.restart_count.is_some_and(|count| count > 0) {
+                let _ = self.observer.look_at_container(uid, &id, &sandbox.id).await;
+            }
         };
-        let config = self
-            .container_config(pod, sandbox, container, restart_count, image, mounts)
-            .await
-            .map_err(config_error)?;
-
-        let message = |error: longshore_cri::Error| cri_message(&error);
-        let id = self
-            .cri
-            .create_container(&sandbox.id, config, sandbox_config)
-            .await
-            .map_err(|error| failed("CreateContainerError", "Failed", message(error)))?;
-        say(false, "Created", "Container created");
-        let started = self.cri.start_container(&id).await;
+        let (started, ()) = tokio::join!(starting, counting);
         // Looked at in either case: a container that failed to start has an exit to show.
-        if let Err(error) = self.observer.look_at_container(spec::uid(pod), &id, &sandbox.id).await
-        {
+        if let Err(error) = self.observer.look_at_container(uid, &id, &sandbox.id).await {
             debug!(pod = describe(pod), %id, %error, "look at a started container failed");
         }
-        started.map_err(|error| failed("RunContainerError", "Failed", message(error)))?;
-        say(false, "Started", "Container started");
-        self.post_start(pod, sandbox, start.kind, container, &id).await?;
-        let link = container::legacy_log_link(pod, &container.name, &id);
-        let log = log_dir.join(format!("{restart_count}.log"));
+        started.map_err(|error| {
+            self.not_started(pod, start, "RunContainerError", cri_message(&error))
+        })?;
+        say("Started", "Container started");
+        let link = container::legacy_log_link(pod, &start.name, &id);
         if let Err(error) = link_log(&log, &link).await {
             debug!(link = %link.display(), %error, "no link to the log");
         }
-        Ok(())
+        Ok(id)
+    }
+
+    fn not_started(
+        &self,
+        pod: &Pod,
+        start: &Start,
+        reason: &'static str,
+        message: String,
+    ) -> StartError {
+        let text = format!("Error: {message}");
+        self.announcer.container(pod, start.kind, &start.name, true, "Failed", &text);
+        StartError::new(reason, message)
     }
 
     async fn container_config(
@@ -81,15 +131,15 @@ impl PodRuntime {
         sandbox: &Sandbox,
         container: &Container,
         restart_count: u32,
-        image: images::Present,
+        image: Present,
         mounts: &PodMounts,
     ) -> Result<longshore_cri::v1::ContainerConfig, Error> {
         let ips = match sandbox.host_network {
             true => &self.settings.host_ips,
             false => &sandbox.ips,
         };
-        let environment =
-            env::environment(&self.settings, &self.objects, pod, container, ips).await?;
+        let sources = env::Sources { runtime: self, pod, container, pod_ips: ips, mounts };
+        let environment = sources.environment().await?;
         let mut volumes = Vec::new();
         for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
             // The apiserver sees to it that a mount names a volume; a manifest may not.

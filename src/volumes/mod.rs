@@ -15,7 +15,7 @@ mod remove;
 mod sub_path;
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use futures::future::join_all;
@@ -142,6 +142,18 @@ impl Volumes {
             sub_path::bind(pod, SubPath { volume, volume_path, container, index, path })
         })
         .await
+    }
+
+    /// The content of a regular file of at most `limit` bytes in the volume that lies there. Links
+    /// lead nowhere outside of it.
+    pub async fn read_file(
+        &self,
+        volume: &Path,
+        path: &str,
+        limit: usize,
+    ) -> Result<Vec<u8>, Error> {
+        let (volume, path) = (volume.to_owned(), PathBuf::from(path));
+        blocking(move || sub_path::read(&volume, &path, limit)).await
     }
 
     async fn set_up(
