@@ -29,6 +29,7 @@ use crate::observe::{self, Observer};
 use crate::probes::Probes;
 use crate::registration::{self, Machine, Registration};
 use crate::resources::cgroups::{self, Cgroups, Driver};
+use crate::run_once::{self, Complaints};
 use crate::runtime::{Announcer, PodRuntime, Settings};
 use crate::server::{Server, ServerError};
 use crate::services::Services;
@@ -66,6 +67,9 @@ pub enum Error {
     /// The node's ports cannot be opened.
     #[error(transparent)]
     Server(#[from] ServerError),
+    /// Not all pods of a single run came up.
+    #[error(transparent)]
+    RunOnce(#[from] run_once::Error),
     /// A directory cannot be made.
     #[error("{path}: {source}", path = .path.display())]
     Directory {
@@ -76,7 +80,7 @@ pub enum Error {
     },
 }
 
-/// Run a node until told to stop. Containers go on running after it.
+/// Run a node until told to stop, or once. Containers go on running after it.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let config = Arc::new(config);
     let mut rooms = Rooms { tasks: JoinSet::new(), stop: stop.clone() };
@@ -93,7 +97,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
 
     // the apiserver, if there is one, and the recorder of events
     let limits = |qps, burst| Limits { qps, burst, timeout: API_TIMEOUT };
-    let connect = async |qps, burst| match &config.kubeconfig {
+    let once = config.kubelet.run_once;
+    let kubeconfig = config.kubeconfig.as_ref().filter(|_| !once);
+    let connect = async |qps, burst| match kubeconfig {
         Some(path) => client::connect(path, limits(qps, burst)).await.map(Some),
         None => Ok(None),
     };
@@ -125,7 +131,11 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         rooms.open(sources::watch_pods(client.clone(), config.node_name.clone(), updates.clone()));
     }
     let kubelet = &config.kubelet;
-    let complain = complain_about_manifests(recorder.clone(), config.node_name.clone());
+    let mut complain = complain_about_manifests(recorder.clone(), config.node_name.clone());
+    let complaints = Complaints::default();
+    if once {
+        complain = complaints.note(complain);
+    }
     if !kubelet.static_pod_path.is_empty() {
         sources.push(Source::File);
         rooms.open(sources::watch_manifests(
@@ -147,7 +157,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             updates,
         ));
     }
-    let desired = Desired::new(sources);
+    // A single run does not hear the apiserver, and leaves alone what that may want.
+    let unheard = once.then_some(Source::Api);
+    let desired = Desired::new(sources.iter().copied().chain(unheard));
     rooms.open(desired.clone().run(merged, changes));
 
     // what pods ask for by name, and what runs
@@ -220,9 +232,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         admission: admission::facts(&config, &runtime).await?,
     });
     let pool = Pool::new(tools, desired.clone());
-    let view = Arc::new(View::new(desired, status, observer, pool.pulse()));
-    let server = Server::bind(&config, &addresses, client.as_ref(), view, runtime).await?;
-    rooms.open(server.run());
+    if !once {
+        let view = View::new(desired.clone(), status.clone(), observer, pool.pulse());
+        let view = Arc::new(view);
+        let server = Server::bind(&config, &addresses, client.as_ref(), view, runtime).await?;
+        rooms.open(server.run());
+    }
     rooms.open(pool.run(changed, stop.clone()));
 
     recorder.event(
@@ -234,7 +249,14 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     notify_ready();
     info!(node = config.node_name, version = KUBERNETES_VERSION, "node runs");
 
-    stop.cancelled().await;
+    let outcome = match once {
+        true => run_once::wait(&sources, &desired, &status, &complaints, &stop).await,
+        false => {
+            stop.cancelled().await;
+            Ok(())
+        }
+    };
+    stop.cancel();
     info!("node stops; containers go on running");
     drop(recorder);
     rooms.close().await;
@@ -245,7 +267,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     if tokio::time::timeout(DRAIN, last_words).await.is_err() {
         warn!("not everything could be told in time");
     }
-    Ok(())
+    Ok(outcome?)
 }
 
 /// The tasks of the node. One that ends early while the node runs is a fault that is told.

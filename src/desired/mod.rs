@@ -74,6 +74,11 @@ impl Desired {
         self.shared.synced.subscribe()
     }
 
+    /// Whether a source has yet to tell what it has.
+    pub fn awaits(&self, source: Source) -> bool {
+        self.state().awaited.contains(&source)
+    }
+
     /// The pod with that UID.
     pub fn pod(&self, uid: &str) -> Option<Arc<Pod>> {
         self.state().pods.get(uid).map(|(_, pod)| pod.clone())
