@@ -76,7 +76,8 @@ async fn cluster() -> Cluster {
     let mut spec = script(FOREVER);
     let mut echo = container("echo", "while read line; do echo got $line; done");
     echo["stdin"] = json!(true);
-    let serve = "dd if=/dev/zero of=/tmp/much bs=1M count=3 2>/dev/null; exec httpd -f -p 8080 -h /tmp";
+    let serve =
+        "dd if=/dev/zero of=/tmp/much bs=1M count=3 2>/dev/null; exec httpd -f -p 8080 -h /tmp";
     let serve = container("serve", serve);
     spec["containers"].as_array_mut().unwrap().extend([echo, serve]);
     cluster.create("web", spec).await;

@@ -71,9 +71,7 @@ async fn look(observer: &Observer, uid: &str, id: &str, sandbox_id: &str) {
             return; // seen by another way
         }
         trace!(uid, id, ?pause, "look at a container whose process has ended");
-        if let Err(error) = observer.look_at_container(uid, id, sandbox_id).await {
-            debug!(uid, id, %error, "look failed");
-        }
+        let _ = observer.look_at_container(uid, id, sandbox_id).await; // has said why it failed
         pause = pause * 5 / 4;
     }
 }

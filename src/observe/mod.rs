@@ -17,10 +17,14 @@ use std::time::{Duration, Instant};
 use longshore_cri::{Runtime, v1};
 use longshore_pod::observed::{Container, ObservedPod, Sandbox};
 use tokio::sync::watch;
+use tracing::{debug, warn};
 
 use crate::runtime::labels;
 
 pub use relist::{PLEG_DEADLINE, run};
+
+/// So many looks that fail in a row are no passing trouble.
+const PERSISTENT: u32 = 3;
 
 /// A look at the runtime failed.
 #[derive(Debug, thiserror::Error)]
@@ -51,8 +55,8 @@ struct Record {
     followed: HashSet<String>,
     /// What is there and no look has seen yet, by id, and since when that is known.
     unseen: HashMap<String, Instant>,
-    /// Why the last look failed, if it did.
-    trouble: Option<String>,
+    /// How many looks have failed since the last one that did not, and the last error, by id.
+    failures: HashMap<String, (u32, String)>,
     published: watch::Sender<Arc<ObservedPod>>,
 }
 
@@ -171,7 +175,7 @@ impl Observer {
 
     /// Why the last look at something of the pod failed, if it did.
     pub fn trouble(&self, uid: &str) -> Option<String> {
-        self.pods().get(uid).and_then(|record| record.trouble.clone())
+        self.pods().get(uid)?.failures.values().next().map(|(_, error)| error.clone())
     }
 
     /// The runtime no longer has this sandbox or container.
@@ -188,7 +192,7 @@ impl Observer {
         }
         let seen = Seen { at, listed: status.state, value: convert::sandbox(status) };
         put(&mut record.sandboxes, status.id.clone(), seen);
-        record.unseen.remove(&status.id);
+        record.seen(&status.id);
         record.publish(uid);
     }
 
@@ -209,7 +213,7 @@ impl Observer {
         let value = convert::container(status, sandbox_id.to_owned(), message);
         let mut pods = self.pods();
         let record = record(&mut pods, uid);
-        record.unseen.remove(&id);
+        record.seen(&id);
         if runs && record.followed.insert(id.clone()) {
             let (uid, sandbox_id) = (uid.to_owned(), sandbox_id.to_owned());
             exits::follow(self.clone(), uid, id.clone(), sandbox_id);
@@ -234,8 +238,8 @@ impl Observer {
     fn missed(&self, uid: &str, id: &str, at: Instant, error: longshore_cri::Error) -> Error {
         let mut pods = self.pods();
         let record = record(&mut pods, uid);
-        record.trouble = Some(error.to_string());
         record.note(uid, id, at);
+        record.failed(uid, id, &error);
         error.into()
     }
 
@@ -244,7 +248,7 @@ impl Observer {
         let Some(record) = pods.get_mut(uid) else { return };
         record.sandboxes.retain(|known, seen| known != id || seen.at > at);
         record.containers.retain(|known, seen| known != id || seen.at > at);
-        record.unseen.remove(id);
+        record.seen(id);
         record.publish(uid);
     }
 
@@ -261,6 +265,25 @@ pub fn overdue(relisted: Option<Instant>, started: Instant) -> Option<Duration> 
 }
 
 impl Record {
+    /// A look has found out about it.
+    fn seen(&mut self, id: &str) {
+        self.unseen.remove(id);
+        self.failures.remove(id);
+    }
+
+    /// A look has failed. The first few may be a passing trouble; saying the rest once is enough.
+    fn failed(&mut self, uid: &str, id: &str, error: &longshore_cri::Error) {
+        let (failures, last) = self.failures.entry(id.to_owned()).or_default();
+        *failures = failures.saturating_add(1);
+        *last = error.to_string();
+        if *failures == PERSISTENT {
+            let (pod, namespace) = (&self.name, &self.namespace);
+            warn!(%pod, namespace, uid, id, %error, "what runs of a pod cannot be seen");
+        } else {
+            debug!(uid, id, %error, "look failed");
+        }
+    }
+
     /// Note that something is there, if that is all that is known of it.
     fn note(&mut self, uid: &str, id: &str, at: Instant) {
         let is_known = self.sandboxes.contains_key(id) || self.containers.contains_key(id);
@@ -303,7 +326,7 @@ fn record<'a>(pods: &'a mut HashMap<String, Record>, uid: &str) -> &'a mut Recor
         looking: HashSet::new(),
         followed: HashSet::new(),
         unseen: HashMap::new(),
-        trouble: None,
+        failures: HashMap::new(),
         published: watch::Sender::new(Arc::new(ObservedPod {
             uid: uid.to_owned(),
             ..ObservedPod::default()

@@ -60,6 +60,8 @@ impl Probed {
             image: String::new(),
             image_ref: String::new(),
             log_path: String::new(),
+            user: None,
+            stop_signal: None,
             state: State::Running { started_at },
         }];
         self.probes.follow(&self.pod, &self.observed, told);
