@@ -25,9 +25,9 @@ impl Task {
             return Some(self.unseen(now));
         }
         self.seen();
-        self.tools.probes.follow(&self.pod, &observed, &self.told);
-        let probes = self.probes.borrow_and_update().clone();
         let (starting, backoff, gates) = (self.starting(), &self.restarts, self.tools.gates);
+        self.tools.probes.follow(&self.pod, &observed, &starting, &self.told);
+        let probes = self.probes.borrow_and_update().clone();
         let inputs = plan::Inputs { probes: &probes, starting: &starting, backoff, now, gates };
         let plan = plan(&self.pod, &observed, inputs);
         self.note_delays(&plan);
@@ -39,7 +39,10 @@ impl Task {
         if !ends || self.steps.is_empty() {
             self.tell(&observed);
         }
-        if ends && self.steps.is_empty() || plan.sandbox == SandboxStep::Stop {
+        // One that is being replaced has ended, and is no end of its pod.
+        let regular = &self.pod.spec.as_ref().map_or(&[][..], |spec| &spec.containers);
+        let replacing = regular.iter().any(|c| self.steps.is_container_busy(&c.name));
+        if ends && self.steps.is_empty() || plan.sandbox == SandboxStep::Stop && !replacing {
             self.begin_end(grace(&self.pod), Why::Completed);
             return None;
         }
