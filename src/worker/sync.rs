@@ -25,9 +25,9 @@ impl Task {
             return Some(self.unseen(now));
         }
         self.seen();
-        self.tools.probes.follow(&self.pod, &observed, &self.told);
-        let probes = self.probes.borrow_and_update().clone();
         let (starting, backoff, gates) = (self.starting(), &self.restarts, self.tools.gates);
+        self.tools.probes.follow(&self.pod, &observed, &starting, &self.told);
+        let probes = self.probes.borrow_and_update().clone();
         let inputs = plan::Inputs { probes: &probes, starting: &starting, backoff, now, gates };
         let plan = self.due(plan(&self.pod, &observed, inputs), now);
         self.note_delays(&plan, now);
