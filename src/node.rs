@@ -29,6 +29,7 @@ use crate::observe::{self, Observer};
 use crate::probes::Probes;
 use crate::registration::{self, Machine, Registration};
 use crate::resources::cgroups::{self, Cgroups, Driver};
+use crate::run_once::{self, Complaints};
 use crate::runtime::{Announcer, PodRuntime, Settings};
 use crate::server::{Server, ServerError};
 use crate::services::Services;
@@ -66,6 +67,9 @@ pub enum Error {
     /// The node's ports cannot be opened.
     #[error(transparent)]
     Server(#[from] ServerError),
+    /// Not all pods of a single run came up.
+    #[error(transparent)]
+    RunOnce(#[from] run_once::Error),
     /// A directory cannot be made.
     #[error("{path}: {source}", path = .path.display())]
     Directory {
@@ -76,7 +80,7 @@ pub enum Error {
     },
 }
 
-/// Run a node until told to stop. Containers go on running after it.
+/// Run a node until told to stop, or once. Containers go on running after it.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let config = Arc::new(config);
     let mut rooms = Rooms { tasks: JoinSet::new(), stop: stop.clone() };
@@ -93,7 +97,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
 
     // the apiserver, if there is one, and the recorder of events
     let limits = |qps, burst| Limits { qps, burst, timeout: API_TIMEOUT };
-    let connect = async |qps, burst| match &config.kubeconfig {
+    let once = config.kubelet.run_once;
+    let kubeconfig = config.kubeconfig.as_ref().filter(|_| !once);
+    let connect = async |qps, burst| match kubeconfig {
         Some(path) => client::connect(path, limits(qps, burst)).await.map(Some),
         None => Ok(None),
     };
@@ -124,17 +130,36 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         sources.push(Source::Api);
         rooms.open(sources::watch_pods(client.clone(), config.node_name.clone(), updates.clone()));
     }
-    if !config.kubelet.static_pod_path.is_empty() {
+    let kubelet = &config.kubelet;
+    let mut complain = complain_about_manifests(recorder.clone(), config.node_name.clone());
+    let complaints = Complaints::default();
+    if once {
+        complain = complaints.note(complain);
+    }
+    if !kubelet.static_pod_path.is_empty() {
         sources.push(Source::File);
         rooms.open(sources::watch_manifests(
-            PathBuf::from(&config.kubelet.static_pod_path),
+            PathBuf::from(&kubelet.static_pod_path),
             config.node_name.clone(),
-            config.kubelet.file_check_frequency.get(),
-            complain_about_manifests(recorder.clone(), config.node_name.clone()),
+            kubelet.file_check_frequency.get(),
+            complain.clone(),
+            updates.clone(),
+        ));
+    }
+    if !kubelet.static_pod_url.is_empty() {
+        sources.push(Source::Http);
+        rooms.open(sources::poll_url(
+            kubelet.static_pod_url.clone(),
+            kubelet.static_pod_url_header.clone(),
+            config.node_name.clone(),
+            kubelet.http_check_frequency.get(),
+            complain,
             updates,
         ));
     }
-    let desired = Desired::new(sources);
+    // A single run does not hear the apiserver, and leaves alone what that may want.
+    let unheard = once.then_some(Source::Api);
+    let desired = Desired::new(sources.iter().copied().chain(unheard));
     rooms.open(desired.clone().run(merged, changes));
 
     // what pods ask for by name, and what runs
@@ -169,7 +194,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             lease,
             node.clone(),
         ));
-        rooms.open(desired::reconcile_mirrors(desired.clone(), client.clone(), node));
+        rooms.open(desired::reconcile_mirrors(
+            desired.clone(),
+            client.clone(),
+            node,
+            recorder.clone(),
+        ));
         drain.spawn(status.clone().run(client.clone(), desired.clone(), stop.clone()));
     }
 
@@ -202,9 +232,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         admission: admission::facts(&config, &runtime).await?,
     });
     let pool = Pool::new(tools, desired.clone());
-    let view = Arc::new(View::new(desired, status, observer, pool.pulse()));
-    let server = Server::bind(&config, &addresses, client.as_ref(), view, runtime).await?;
-    rooms.open(server.run());
+    if !once {
+        let view = View::new(desired.clone(), status.clone(), observer, pool.pulse());
+        let view = Arc::new(view);
+        let server = Server::bind(&config, &addresses, client.as_ref(), view, runtime).await?;
+        rooms.open(server.run());
+    }
     rooms.open(pool.run(changed, stop.clone()));
 
     recorder.event(
@@ -216,7 +249,14 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     notify_ready();
     info!(node = config.node_name, version = KUBERNETES_VERSION, "node runs");
 
-    stop.cancelled().await;
+    let outcome = match once {
+        true => run_once::wait(&sources, &desired, &status, &complaints, &stop).await,
+        false => {
+            stop.cancelled().await;
+            Ok(())
+        }
+    };
+    stop.cancel();
     info!("node stops; containers go on running");
     drop(recorder);
     rooms.close().await;
@@ -227,7 +267,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     if tokio::time::timeout(DRAIN, last_words).await.is_err() {
         warn!("not everything could be told in time");
     }
-    Ok(())
+    Ok(outcome?)
 }
 
 /// The tasks of the node. One that ends early while the node runs is a fault that is told.
@@ -344,8 +384,8 @@ fn pod_gates(config: &Config) -> Gates {
 }
 
 fn complain_about_manifests(recorder: Recorder, node_name: String) -> sources::Complain {
-    Box::new(move |file, reason| {
-        let message = format!("manifest {}: {reason}", file.display());
+    Arc::new(move |place, reason| {
+        let message = format!("manifest {place}: {reason}");
         warn!("{message}");
         recorder.event(node_reference(&node_name), EventType::Warning, "InvalidManifest", &message);
     })

@@ -8,16 +8,6 @@ use longshore_testkit::Host;
 use longshore_testkit::fakecri::{Fault, FaultProxy};
 use serde_json::json;
 
-/// A cluster whose node reaches its runtime through a proxy.
-async fn cluster_with_proxy() -> (Cluster, FaultProxy) {
-    let host = Host::start().expect("a host");
-    let socket = host.dir().join("proxy.sock");
-    let proxy = FaultProxy::start(&socket, host.socket()).expect("a proxy");
-    let endpoint = format!("unix://{}", socket.display());
-    let cluster = Cluster::on(host, json!({"containerRuntimeEndpoint": endpoint})).await;
-    (cluster, proxy)
-}
-
 fn kill_container(cluster: &Cluster, id: &str) {
     let id = id.trim_start_matches("containerd://");
     cluster.host.ctr(["tasks", "kill", "--signal", "SIGKILL", id]).expect("a container is killed");
@@ -25,7 +15,8 @@ fn kill_container(cluster: &Cluster, id: &str) {
 
 #[tokio::test]
 async fn an_end_is_seen_without_a_relist() {
-    let (mut cluster, proxy) = cluster_with_proxy().await;
+    let host = Host::start().expect("a host");
+    let (mut cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     cluster.create("web", script(FOREVER)).await;
     let (_, first) = run_of(&cluster.until_ready("web").await);
     let mut last = first;

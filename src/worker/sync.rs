@@ -39,7 +39,10 @@ impl Task {
         if !ends || self.steps.is_empty() {
             self.tell(&observed);
         }
-        if ends && self.steps.is_empty() || plan.sandbox == SandboxStep::Stop {
+        // One that is being replaced has ended, and is no end of its pod.
+        let regular = &self.pod.spec.as_ref().map_or(&[][..], |spec| &spec.containers);
+        let replacing = regular.iter().any(|c| self.steps.is_container_busy(&c.name));
+        if ends && self.steps.is_empty() || plan.sandbox == SandboxStep::Stop && !replacing {
             self.begin_end(grace(&self.pod), Why::Completed);
             return None;
         }

@@ -149,10 +149,11 @@ impl Task {
         }
     }
 
-    /// What the node does not take in ends before anything is done for it.
+    /// What the node does not take in ends before anything is done for it. What it once took in
+    /// stays, whatever the node would say now.
     fn admit(&mut self) {
-        if self.take_order().is_some() {
-            return; // it ends anyway
+        if self.take_order().is_some() || !self.observed.borrow().is_gone() {
+            return;
         }
         let Some(verdict) = admission::rejects(&self.pod, &self.tools.admission) else { return };
         self.tools.announcer.pod(&self.pod, true, &verdict.reason, &verdict.message);
