@@ -1,18 +1,34 @@
 //! A container's beginning: image, config, create, start, and its postStart hook.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
-use longshore_pod::expand::expand;
+use longshore_cri::v1;
 use longshore_pod::observed::Sandbox;
 use longshore_pod::plan::Start;
 use longshore_pod::spec;
 use tracing::debug;
 
+use super::isolation::Isolation;
 use super::{
-    Error, PodRuntime, StartError, container, create_dir, describe, env, hosts, images, sandbox,
+    Error, PodRuntime, StartError, container, create_dir, describe, env, hosts, images, mounts,
+    sandbox,
 };
-use crate::volumes::{Mounted, PodMounts, SubPath};
+use crate::volumes::PodMounts;
+
+/// What a container is made from, once its image is there.
+struct Making<'a> {
+    pod: &'a Pod,
+    sandbox: &'a Sandbox,
+    start: &'a Start,
+    container: &'a Container,
+    mounts: &'a PodMounts,
+    image_volumes: BTreeMap<String, v1::ImageSpec>,
+    image: images::Present,
+    isolation: Isolation,
+    restart_count: u32,
+}
 
 impl PodRuntime {
     /// Pull if need be, create, start.
@@ -27,18 +43,27 @@ impl PodRuntime {
         let say = |warning, reason: &str, message: &str| {
             self.announcer.container(pod, start.kind, &container.name, warning, reason, message);
         };
-        let failed = |reason: &'static str, event: &str, message: String| {
-            say(true, event, &format!("Error: {message}"));
+        let failed = |reason: &'static str, message: String| {
+            say(true, "Failed", &format!("Error: {message}"));
             StartError::new(reason, message)
         };
-        let config_error =
-            |error: Error| failed("CreateContainerConfigError", "Failed", error.to_string());
-        let sandbox_config =
-            sandbox::config(&self.settings, pod, sandbox.attempt).map_err(config_error)?;
-        let image = self.images.ensure(pod, start.kind, container, &sandbox_config).await;
-        let image = image.inspect_err(|error| {
-            say(true, "Failed", &format!("Error: {}", error.reason));
-        })?;
+        let config_error = |error: Error| failed("CreateContainerConfigError", error.to_string());
+        let isolation = self.isolation(pod).await.map_err(config_error)?;
+        // What had to be left out was told when the sandbox was made.
+        let (sandbox_config, _) =
+            sandbox::config(&self.settings, pod, sandbox.attempt, isolation.namespaces.clone())
+                .map_err(config_error)?;
+        let no_image =
+            |error: &StartError| say(true, "Failed", &format!("Error: {}", error.reason));
+        let image_volumes = self.image_volumes(pod, container, &sandbox_config).await;
+        let image_volumes = image_volumes.inspect_err(no_image)?;
+        let wanted = images::Wanted {
+            reference: container.image.as_deref().unwrap_or_default(),
+            policy: container.image_pull_policy.as_deref(),
+            container: Some((start.kind, &container.name)),
+        };
+        let image = self.images.ensure(pod, wanted, &sandbox_config).await;
+        let image = image.inspect_err(no_image)?;
 
         let log_dir = self.settings.pod_log_dir(pod).join(&container.name);
         create_dir(&log_dir).await.map_err(config_error)?;
@@ -46,17 +71,21 @@ impl PodRuntime {
             Some(count) => count,
             None => container::restart_count_from_logs(&log_dir),
         };
-        let config = self
-            .container_config(pod, sandbox, container, restart_count, image, mounts)
-            .await
-            .map_err(config_error)?;
+        let making = Making {
+            pod,
+            sandbox,
+            start,
+            container,
+            mounts,
+            image_volumes,
+            image,
+            isolation,
+            restart_count,
+        };
+        let config = self.container_config(making).await.map_err(config_error)?;
 
-        let message = |error: longshore_cri::Error| cri_message(&error);
-        let id = self
-            .cri
-            .create_container(&sandbox.id, config, sandbox_config)
-            .await
-            .map_err(|error| failed("CreateContainerError", "Failed", message(error)))?;
+        let created = self.cri.create_container(&sandbox.id, config, sandbox_config).await;
+        let id = created.map_err(|error| failed("CreateContainerError", message(&error)))?;
         say(false, "Created", "Container created");
         let started = self.cri.start_container(&id).await;
         // Looked at in either case: a container that failed to start has an exit to show.
@@ -64,76 +93,89 @@ impl PodRuntime {
         {
             debug!(pod = describe(pod), %id, %error, "look at a started container failed");
         }
-        started.map_err(|error| failed("RunContainerError", "Failed", message(error)))?;
+        // An id tells a user nothing, and makes each event one of its own.
+        let named = |error| message(&error).replace(&id, &container.name);
+        started.map_err(|error| failed("RunContainerError", named(error)))?;
         say(false, "Started", "Container started");
-        self.post_start(pod, sandbox, start.kind, container, &id).await?;
         let link = container::legacy_log_link(pod, &container.name, &id);
         let log = log_dir.join(format!("{restart_count}.log"));
         if let Err(error) = link_log(&log, &link).await {
             debug!(link = %link.display(), %error, "no link to the log");
         }
-        Ok(())
+        self.post_start(pod, sandbox, start.kind, container, &id).await
     }
 
-    async fn container_config(
+    /// The images that the container mounts as volumes, by the volume's name.
+    async fn image_volumes(
         &self,
         pod: &Pod,
-        sandbox: &Sandbox,
         container: &Container,
-        restart_count: u32,
-        image: images::Present,
-        mounts: &PodMounts,
-    ) -> Result<longshore_cri::v1::ContainerConfig, Error> {
-        let ips = match sandbox.host_network {
-            true => &self.settings.host_ips,
-            false => &sandbox.ips,
-        };
-        let sources = env::Sources { runtime: self, pod, container, pod_ips: ips, mounts };
-        let environment = sources.environment().await?;
-        let mut volumes = Vec::new();
-        for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
-            // The apiserver sees to it that a mount names a volume; a manifest may not.
-            let volume = mounts.get(&mount.name).cloned().ok_or_else(|| Error::Field {
-                field: "volumeMounts.name",
-                value: mount.name.clone(),
-            })?;
-            let path = match (&mount.sub_path, &mount.sub_path_expr) {
-                (Some(path), _) if !path.is_empty() => path.clone(),
-                (_, Some(path)) => expand(path, |name| environment.get(name)),
-                _ => String::new(),
+        sandbox_config: &v1::PodSandboxConfig,
+    ) -> Result<BTreeMap<String, v1::ImageSpec>, StartError> {
+        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        let mut images = BTreeMap::new();
+        for volume in volumes {
+            let used = container.volume_mounts.iter().flatten().any(|m| m.name == volume.name);
+            let Some(source) = volume.image.as_ref().filter(|_| used) else { continue };
+            let wanted = images::Wanted {
+                reference: source.reference.as_deref().unwrap_or_default(),
+                policy: source.pull_policy.as_deref(),
+                container: None,
             };
-            volumes.push(match path.is_empty() {
-                true => volume,
-                false => {
-                    let sub_path = SubPath {
-                        volume: &mount.name,
-                        volume_path: &volume.path,
-                        container: &container.name,
-                        index,
-                        path: &path,
-                    };
-                    let path = self.volumes.sub_path(spec::uid(pod), sub_path).await?;
-                    Mounted { path, ..volume }
-                }
-            });
+            let image = self.images.ensure(pod, wanted, sandbox_config).await?;
+            let image = v1::ImageSpec {
+                image: image.reference,
+                user_specified_image: wanted.reference.to_owned(),
+                annotations: images::annotations(pod),
+                ..v1::ImageSpec::default()
+            };
+            images.insert(volume.name.clone(), image);
         }
-        let hosts_file = hosts::write(&self.settings, pod, ips).await?;
+        Ok(images)
+    }
+
+    async fn container_config(&self, making: Making<'_>) -> Result<v1::ContainerConfig, Error> {
+        let Making { pod, container, mounts, restart_count, .. } = making;
+        let pod_ips = match making.sandbox.host_network {
+            true => &self.settings.host_ips,
+            false => &making.sandbox.ips,
+        };
+        let sources = env::Sources { runtime: self, pod, container, pod_ips, mounts };
+        let environment = sources.environment().await?;
+        let Isolation { handler, namespaces } = making.isolation;
+        let namespaces =
+            self.container_namespaces(pod, making.start.kind, container, namespaces)?;
+        let recursive = mounts::asks_for_recursion(container)
+            && self.mounts_read_only_recursively(&handler).await?;
+        let sources = mounts::Sources {
+            runtime: self,
+            pod,
+            container,
+            volumes: mounts,
+            images: &making.image_volumes,
+            environment: &environment,
+            hosts_file: hosts::write(&self.settings, pod, pod_ips).await?,
+            restart_count,
+            recursive,
+            users: &namespaces.userns_options.clone().unwrap_or_default(),
+        };
+        let mounts = sources.mounts().await?;
         container::config(container::Inputs {
             settings: &self.settings,
             pod,
             container,
             restart_count,
-            image_ref: image.reference,
-            image_user: image.user,
+            image_ref: making.image.reference,
+            image_user: making.image.user,
             environment,
-            volumes,
-            hosts_file,
+            mounts,
+            namespaces,
         })
     }
 }
 
 /// The runtime's own words, without the name of the call, as users know them.
-fn cri_message(error: &longshore_cri::Error) -> String {
+fn message(error: &longshore_cri::Error) -> String {
     match error {
         longshore_cri::Error::Status { message, .. } => message.clone(),
         other => other.to_string(),
