@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
+use longshore_pod::observed::ObservedPod;
 use longshore_pod::spec;
 use tokio::sync::watch;
 
@@ -52,6 +53,10 @@ impl Host for View {
 
     fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
         self.desired.pod_by_name(namespace, name).map(|pod| self.with_status(pod))
+    }
+
+    fn observed(&self, uid: &str) -> Option<Arc<ObservedPod>> {
+        self.observer.pod(uid)
     }
 
     fn log_path<'a>(&'a self, container_id: &'a str) -> BoxFuture<'a, Result<PathBuf, String>> {

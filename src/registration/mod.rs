@@ -3,7 +3,7 @@
 //! What the status says comes in by the channels of [`channels`]; what the API says of the node
 //! goes out by [`Registration::node`].
 //!
-//! Current limitations: no volumes in use, no devices and no declared features are told.
+//! Current limitations: no volumes in use and no devices are told.
 
 mod addresses;
 mod inputs;

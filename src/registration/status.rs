@@ -55,8 +55,18 @@ pub(super) fn node_status(old: &NodeStatus, facts: &Facts<'_>) -> NodeStatus {
         images: Some(images(facts)),
         runtime_handlers: Some(facts.runtime.handlers.clone()),
         features: facts.runtime.features.clone(),
+        declared_features: declared_features(facts.config),
         ..old.clone()
     }
+}
+
+/// The abilities by which the control plane chooses what it asks of a node.
+fn declared_features(config: &Config) -> Option<Vec<String>> {
+    const KNOWN: [&str; 2] = ["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"];
+    let told = config.gates.enabled("NodeDeclaredFeatures");
+    let features = KNOWN.into_iter().filter(|name| told && config.gates.enabled(name));
+    let features: Vec<String> = features.map(str::to_owned).collect();
+    (!features.is_empty()).then_some(features)
 }
 
 fn addresses(old: &NodeStatus, facts: &Facts<'_>) -> Option<Vec<NodeAddress>> {

@@ -82,8 +82,8 @@ impl PodRuntime {
     }
 }
 
-/// The namespaces that the pod shares with the node or among its containers.
-fn namespaces(pod_spec: &PodSpec) -> v1::NamespaceOption {
+/// The namespaces that the pod shares with the node or among its containers, but for users.
+pub(super) fn namespaces(pod_spec: &PodSpec) -> v1::NamespaceOption {
     let node_if = |shared: Option<bool>| match shared.unwrap_or(false) {
         true => v1::NamespaceMode::Node,
         false => v1::NamespaceMode::Pod,

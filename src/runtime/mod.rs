@@ -16,6 +16,7 @@ mod isolation;
 pub mod labels;
 mod mounts;
 pub mod resources;
+mod restore;
 mod sandbox;
 mod security;
 mod start;
@@ -35,7 +36,8 @@ use longshore_pod::spec;
 use tracing::debug;
 
 pub use announce::Announcer;
-pub use images::{Pulls, Verification};
+pub use images::{Present, Pulls, Verification};
+pub use start::Prepared;
 pub use userns::{Error as UserNamespaceError, Ids};
 
 use crate::config::GoDuration;

@@ -88,7 +88,8 @@ where
         .max_header_list_size(HEAD as u32)
         .keep_alive_interval(Some(PATIENCE * 2))
         .keep_alive_timeout(PATIENCE);
-    if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
+    if let Err(error) = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await
+    {
         debug!("connection ended: {error}");
     }
 }

@@ -3,12 +3,13 @@
 //!
 //! What the answers are made of is asked of a [`Host`]; nothing else of the daemon is known here.
 //!
-//! Current limitations: of the control plane's port there are logs, pods and health; metrics,
-//! stats, exec, attach and port-forward come with their own parts.
+//! Current limitations: of the control plane's port there are logs, commands, port-forwarding, pods
+//! and health; metrics and stats come with their own parts.
 
 mod auth;
 mod listen;
 mod logs;
+mod streaming;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -27,6 +28,8 @@ use axum::routing::{any, get};
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
+use longshore_cri::Runtime;
+use longshore_pod::observed::ObservedPod;
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tracing::info;
@@ -44,6 +47,9 @@ pub trait Host: Send + Sync + 'static {
 
     /// The pod of that name with its latest status; a mirror pod's name stands for its static pod.
     fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>>;
+
+    /// What runs of the pod with that UID.
+    fn observed(&self, uid: &str) -> Option<Arc<ObservedPod>>;
 
     /// The log file of the container with that id of the runtime's; the error is for the caller.
     fn log_path<'a>(&'a self, container_id: &'a str) -> BoxFuture<'a, Result<PathBuf, String>>;
@@ -96,6 +102,7 @@ impl Server {
         ips: &[IpAddr],
         client: Option<&Client>,
         host: Arc<dyn Host>,
+        runtime: Runtime,
     ) -> Result<Self, ServerError> {
         let settings = &config.kubelet;
         let mut ports = Vec::new();
@@ -103,7 +110,16 @@ impl Server {
             let auth = Arc::new(Auth::new(config, client)?);
             let tls = Arc::new(Tls::new(config, ips)?);
             let listener = listen(&settings.address, settings.port).await?;
-            let router = control_plane(Arc::clone(&host), settings.enable_debugging_handlers)
+            let debugging = match settings.enable_debugging_handlers {
+                true => logs::routes(Arc::clone(&host)).merge(streaming::routes(
+                    config,
+                    Arc::clone(&host),
+                    runtime,
+                )),
+                false => disabled(),
+            };
+            let router = read_only(Arc::clone(&host))
+                .merge(debugging)
                 .layer(from_fn_with_state(auth, auth::gate));
             ports.push(Port { listener, tls: Some(tls), router });
             if settings.read_only_port != 0 {
@@ -154,18 +170,15 @@ fn read_only(host: Arc<dyn Host>) -> Router {
     health(host).merge(pods)
 }
 
-fn control_plane(host: Arc<dyn Host>, debugging: bool) -> Router {
-    const LOGS: &str = "/containerLogs/{namespace}/{pod}/{container}";
-    let logs = match debugging {
-        true => Router::new().route(LOGS, get(logs::container_logs)),
-        false => Router::new().route(
-            LOGS,
-            any(async || {
-                Refusal(StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.".to_owned())
-            }),
-        ),
+/// What stands in for handlers that the settings do not want.
+fn disabled() -> Router {
+    let refuse = async || {
+        Refusal(StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.".to_owned())
     };
-    read_only(Arc::clone(&host)).merge(logs.with_state(host))
+    let paths = ["run", "exec", "attach", "portForward", "containerLogs"];
+    paths.iter().fold(Router::new(), |router, path| {
+        router.route(&format!("/{path}/{{*rest}}"), any(refuse))
+    })
 }
 
 /// An answer that is not what was asked for: a plain text, as upstream's.

@@ -40,6 +40,10 @@ impl Host for OnePod {
         (namespace == "ns" && name == "p").then_some(pod)
     }
 
+    fn observed(&self, _: &str) -> Option<Arc<ObservedPod>> {
+        None
+    }
+
     fn log_path<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<PathBuf, String>> {
         assert_eq!(id, "abc");
         Box::pin(async { Ok(self.log.clone()) })
@@ -87,6 +91,10 @@ async fn review(Extract(reviews): Extract<Arc<Reviews>>, body: Bytes) -> Respons
         json!({"allowed": reviews.allowed.contains(&(user, leave))})
     };
     review.to_string().into_response()
+}
+
+fn no_runtime() -> Runtime {
+    Runtime::new(longshore_cri::Options::new("unix:///nonexistent/runtime.sock")).unwrap()
 }
 
 struct Pki {
@@ -184,10 +192,15 @@ async fn setup(more: &[&str], allowed: &[(&str, &str)]) -> Setup {
     });
     fs::write(&host.log, "2024-01-01T00:00:00Z stdout F one\n2024-01-01T00:00:01Z stderr F two\n")
         .unwrap();
-    let server =
-        Server::bind(&config, &["127.0.0.1".parse().unwrap()], Some(&client), host.clone())
-            .await
-            .unwrap();
+    let server = Server::bind(
+        &config,
+        &["127.0.0.1".parse().unwrap()],
+        Some(&client),
+        host.clone(),
+        no_runtime(),
+    )
+    .await
+    .unwrap();
     let addresses = server.addresses();
     tokio::spawn(server.run());
     Setup { pki, host, reviews, addresses }
@@ -314,6 +327,48 @@ async fn only_those_with_leave_are_answered() {
 }
 
 #[tokio::test]
+async fn who_may_only_read_runs_nothing() {
+    const RULES: [(&str, &str); 2] = [("admin", "get proxy"), ("robot", "create proxy")];
+    let paths = ["/exec/ns/p/c?output=1", "/attach/ns/p/c?output=1", "/portForward/ns/p"];
+    let guarded = setup(&WEBHOOK, &RULES).await;
+    for path in paths {
+        let (status, body) = guarded.get(Some("admin"), None, path).await;
+        assert_eq!(status, 403, "{path}: {body}");
+        assert!(body.contains("verb=create"), "{body}");
+        assert_eq!(guarded.get(None, Some("good"), path).await.0, 500, "{path}");
+    }
+    let gate = "--feature-gates=AuthorizePodWebsocketUpgradeCreatePermission=false";
+    let args: Vec<&str> = WEBHOOK.into_iter().chain([gate]).collect();
+    let open = setup(&args, &RULES).await;
+    for path in paths {
+        assert_eq!(open.get(Some("admin"), None, path).await.0, 500, "{path}");
+        assert_eq!(open.get(None, Some("good"), path).await.0, 403, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_joined_is_named() {
+    let setup = setup(&["--authorization-mode=AlwaysAllow"], &[]).await;
+    let no_stream = "you must specify at least 1 of stdin, stdout, stderr";
+    for (method, path, expected) in [
+        ("GET", "/exec/ns/p/c", (400, no_stream)),
+        ("POST", "/attach/ns/p/c?tty=1&error=1", (400, no_stream)),
+        ("POST", "/exec/ns/other/c?output=1", (404, "pod does not exist")),
+        ("GET", "/exec/ns/p/c?output=1", (500, "container not found (\"c\")")),
+        ("GET", "/exec/ns/p/some-uid/c?output=1", (500, "container not found (\"c\")")),
+        ("GET", "/attach/ns/p/c?output=1", (500, "container c not found in pod p_ns")),
+        ("POST", "/run/ns/p/c?cmd=ls", (500, "container not found (\"c\")")),
+        ("GET", "/run/ns/p/c?cmd=ls", (405, "")),
+        ("GET", "/portForward/ns/other", (404, "pod does not exist")),
+        ("GET", "/portForward/ns/p/other-uid", (404, "pod not found")),
+        ("POST", "/portForward/ns/p", (500, "pod not found (\"p_ns\")")),
+    ] {
+        let (status, body) = exchange(setup.connect(Some("admin")).await, None, method, path).await;
+        assert_eq!((status, body.as_str()), expected, "{method} {path}");
+    }
+}
+
+#[tokio::test]
 async fn the_apiservers_word_is_remembered_and_needed() {
     let setup = setup(&WEBHOOK, &[("robot", "get pods")]).await;
     for _ in 0..3 {
@@ -410,7 +465,7 @@ async fn the_open_ports_tell_little() {
     let mut config = config(&setup.pki, &[]);
     config.kubelet.enable_server = false;
     config.kubelet.healthz_port = free_port().await;
-    let server = Server::bind(&config, &[], None, setup.host.clone()).await.unwrap();
+    let server = Server::bind(&config, &[], None, setup.host.clone(), no_runtime()).await.unwrap();
     let address = server.addresses()[0];
     tokio::spawn(server.run());
     let get = async |path: &str| {
@@ -445,7 +500,7 @@ async fn the_read_only_port_gives_pods_alone() {
     let mut config = config(&setup.pki, &["--authorization-mode=AlwaysAllow"]);
     config.kubelet.port = 0;
     config.kubelet.read_only_port = free_port().await;
-    let server = Server::bind(&config, &[], None, setup.host.clone()).await.unwrap();
+    let server = Server::bind(&config, &[], None, setup.host.clone(), no_runtime()).await.unwrap();
     let address = server.addresses()[1];
     tokio::spawn(server.run());
     let ask = async |method: &str, path: &str| {
@@ -467,8 +522,10 @@ async fn disabled_handlers_say_so() {
     let setup =
         setup(&["--authorization-mode=AlwaysAllow", "--enable-debugging-handlers=false"], &[])
             .await;
-    let answer = setup.get(Some("admin"), None, LOGS).await;
-    assert_eq!(answer, (405, "Debug endpoints are disabled.".to_owned()));
+    for path in [LOGS, "/exec/ns/p/c", "/portForward/ns/p", "/run/ns/p/uid/c"] {
+        let answer = setup.get(Some("admin"), None, path).await;
+        assert_eq!(answer, (405, "Debug endpoints are disabled.".to_owned()), "{path}");
+    }
 }
 
 async fn free_port() -> i32 {
@@ -479,7 +536,7 @@ async fn free_port() -> i32 {
 async fn what_cannot_be_opened_is_named() {
     let setup = setup(&["--authorization-mode=AlwaysAllow"], &[]).await;
     let bind = async |config: &Config| {
-        let outcome = Server::bind(config, &[], None, setup.host.clone()).await;
+        let outcome = Server::bind(config, &[], None, setup.host.clone(), no_runtime()).await;
         outcome.err().map(|error| error.to_string()).unwrap_or_default()
     };
     let mut taken = config(&setup.pki, &["--authorization-mode=AlwaysAllow"]);

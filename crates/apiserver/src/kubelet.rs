@@ -1,4 +1,5 @@
-//! Calls to a node's port 10250, for what only the node has: the output of its containers.
+//! Calls to a node's port 10250, for what only the node has: the output of its containers, and ways
+//! into them.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use crate::pki::{self, Identity};
 use crate::server::{load, provider};
@@ -70,7 +72,8 @@ impl Endpoint {
         Ok(Endpoint { host: host.to_owned(), port: port.unwrap_or(DEFAULT_PORT) })
     }
 
-    fn authority(&self) -> String {
+    /// Host and port.
+    pub(crate) fn authority(&self) -> String {
         match self.host.parse() {
             Ok(IpAddr::V6(host)) => format!("[{host}]:{}", self.port),
             _ => format!("{}:{}", self.host, self.port),
@@ -102,9 +105,7 @@ impl KubeletClient {
     ) -> Result<Response<Incoming>, Error> {
         let address = endpoint.authority();
         let late = |_| Error::Timeout(address.clone());
-        let stream =
-            timeout(CONNECT_TIMEOUT, self.connect(endpoint, &address, skip_verification)).await;
-        let stream = stream.map_err(late)??;
+        let stream = self.connect(endpoint, skip_verification).await?;
         let http = |source| Error::Http { address: address.clone(), source };
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
@@ -117,19 +118,24 @@ impl KubeletClient {
         timeout(ANSWER_TIMEOUT, sender.send_request(request)).await.map_err(late)?.map_err(http)
     }
 
-    async fn connect(
+    /// A connection to a node's port.
+    pub(crate) async fn connect(
         &self,
         endpoint: &Endpoint,
-        address: &str,
         skip_verification: bool,
-    ) -> Result<tokio_rustls::client::TlsStream<TcpStream>, Error> {
-        let failed = |source| Error::Connect { address: address.to_owned(), source };
+    ) -> Result<TlsStream<TcpStream>, Error> {
+        let address = endpoint.authority();
+        let failed = |source| Error::Connect { address: address.clone(), source };
         let name = ServerName::try_from(endpoint.host.clone())
             .map_err(|error| failed(std::io::Error::other(error)))?;
-        let stream = TcpStream::connect(address).await.map_err(failed)?;
-        stream.set_nodelay(true).map_err(failed)?;
         let connector = if skip_verification { &self.trusting } else { &self.verifying };
-        connector.connect(name, stream).await.map_err(failed)
+        let connecting = async {
+            let stream = TcpStream::connect(&address).await?;
+            stream.set_nodelay(true)?;
+            connector.connect(name, stream).await
+        };
+        let late = |_| Error::Timeout(address.clone());
+        timeout(CONNECT_TIMEOUT, connecting).await.map_err(late)?.map_err(failed)
     }
 }
 

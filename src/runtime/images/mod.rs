@@ -35,11 +35,11 @@ use records::{Access, Records};
 
 /// An image that the node has.
 #[derive(Clone, Debug)]
-pub(super) struct Present {
+pub struct Present {
     /// What a container is made from.
-    pub reference: String,
+    pub(super) reference: String,
     /// The user that it runs as.
-    pub user: ImageUser,
+    pub(super) user: ImageUser,
 }
 
 /// An image that is wanted.
@@ -335,7 +335,7 @@ impl Images {
     fn failed(&self, key: &str, reason: &'static str, message: String) -> StartError {
         let now = Timestamp::now();
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        failures.backoff.next(&key.to_owned(), now);
+        failures.backoff.next(&key.to_owned(), now, now);
         failures.last.insert(key.to_owned(), (now, format!("{reason}: {message}")));
         StartError::new(reason, message)
     }

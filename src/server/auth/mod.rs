@@ -89,6 +89,8 @@ impl Proof {
 pub(super) struct Auth {
     node: String,
     anonymous: bool,
+    /// Whether to run something in a pod takes leave to create, also when it is begun by a GET.
+    guards_streams: bool,
     /// Asks the apiserver about tokens.
     tokens: Option<Client>,
     /// Asks the apiserver for leave; `None`: everybody may.
@@ -117,6 +119,7 @@ impl Auth {
         Ok(Self {
             node: config.node_name.clone(),
             anonymous: authentication.anonymous.enabled,
+            guards_streams: config.gates.enabled("AuthorizePodWebsocketUpgradeCreatePermission"),
             tokens: needed(authentication.webhook.enabled, "authentication.webhook.enabled")?,
             reviews: needed(authorization.mode == "Webhook", "authorization.mode Webhook")?,
             token_cache: Cache::new(REMEMBERED),
@@ -235,7 +238,10 @@ pub(super) async fn gate(
     let Some(user) = auth.user(Proof::of(&request)).await else {
         return Err(Refusal(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned()));
     };
-    let verb = verb(request.method());
+    let verb = match auth.guards_streams && is_stream(request.uri().path()) {
+        true => "create",
+        false => verb(request.method()),
+    };
     let subresources = subresources(request.uri().path());
     let attributes = |subresources: &str| {
         format!("(user={}, verb={verb}, resource=nodes, {subresources})", user.name)
@@ -264,6 +270,12 @@ fn verb(method: &Method) -> &'static str {
         Method::DELETE => "delete",
         _ => "",
     }
+}
+
+/// Whether the path leads into a pod. A WebSocket begins with a GET, so that who may merely read
+/// could run commands; the apiserver's gate closes that way on its side, and closes it here too.
+fn is_stream(path: &str) -> bool {
+    matches!(path.split('/').nth(1).unwrap_or_default(), "exec" | "attach" | "portForward" | "run")
 }
 
 /// What leave a path takes: the fine-grained one, then the one for everything.

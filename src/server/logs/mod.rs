@@ -8,10 +8,12 @@ mod read;
 
 use std::sync::Arc;
 
+use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 use bytes::Bytes;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
@@ -27,7 +29,13 @@ use super::{Host, Refusal};
 /// Blocks between the reader of a file and the network: what a slow client can hold in memory.
 const BLOCKS: usize = 4;
 
-pub(super) async fn container_logs(
+pub(super) fn routes(host: Arc<dyn Host>) -> Router {
+    Router::new()
+        .route("/containerLogs/{namespace}/{pod}/{container}", get(container_logs))
+        .with_state(host)
+}
+
+async fn container_logs(
     State(host): State<Arc<dyn Host>>,
     Path((namespace, pod_name, container)): Path<(String, String, String)>,
     Query(query): Query<Vec<(String, String)>>,

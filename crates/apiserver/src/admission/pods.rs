@@ -1,4 +1,5 @@
-//! What a cluster fills in for a pod: service account, priority, tolerations.
+//! What a cluster fills in for a pod: service account, priority, tolerations, what its runtime class
+//! asks for.
 //!
 //! Current limitations: no token volume is added, since no tokens are issued yet; the two built-in
 //! priority classes are the only ones.
@@ -6,9 +7,10 @@
 use serde_json::{Value, json};
 
 use super::core;
-use crate::facts::Resource;
+use crate::facts::{self, Resource};
 use crate::object;
 use crate::registry::Registry;
+use crate::schema::value::{entries, is_zero, items, same, text};
 use crate::status::StatusError;
 
 /// The mark of a pod that a node made from a manifest of its own.
@@ -23,6 +25,7 @@ pub(crate) async fn admit_create(
 ) -> Result<(), StatusError> {
     set_priority(resource, pod)?;
     add_tolerations(pod);
+    apply_runtime_class(registry, resource, pod).await?;
     // A mirror pod refers to no API object, its service account included.
     if !is_mirror(pod) {
         set_service_account(registry, resource, pod).await?;
@@ -93,6 +96,76 @@ fn add_tolerations(pod: &mut Value) {
             }));
         }
     }
+}
+
+/// A pod's overhead is its runtime class's, and so is part of where it may run.
+async fn apply_runtime_class(
+    registry: &Registry,
+    resource: &Resource,
+    pod: &mut Value,
+) -> Result<(), StatusError> {
+    let name = pod["spec"]["runtimeClassName"].as_str().unwrap_or_default().to_owned();
+    let class = match name.is_empty() {
+        true => Value::Null,
+        false => match registry.find(runtime_classes()?, "", &name).await? {
+            Some(class) => class,
+            None => {
+                let why = format!("pod rejected: RuntimeClass {name:?} not found");
+                return Err(StatusError::forbidden(resource, object::name(pod), &why));
+            }
+        },
+    };
+    follow_runtime_class(&class, pod)
+        .map_err(|why| StatusError::forbidden(resource, object::name(pod), &why))
+}
+
+fn runtime_classes() -> Result<&'static Resource, StatusError> {
+    facts::lookup("node.k8s.io", "v1", "runtimeclasses")
+        .ok_or_else(|| StatusError::internal("no resource runtimeclasses"))
+}
+
+fn follow_runtime_class(class: &Value, pod: &mut Value) -> Result<(), String> {
+    let overhead = &class["overhead"]["podFixed"];
+    let asked = &pod["spec"]["overhead"];
+    if !asked.is_null() && overhead.is_null() {
+        return Err(
+            "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead"
+                .into(),
+        );
+    }
+    if !is_zero(asked) && !same(asked, overhead) {
+        return Err(
+            "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead".into()
+        );
+    }
+    let spec = object::child_mut(pod, "spec");
+    if !overhead.is_null() {
+        spec.insert("overhead".into(), overhead.clone());
+    }
+    let scheduling = &class["scheduling"];
+    let mut selector =
+        spec.get("nodeSelector").and_then(Value::as_object).cloned().unwrap_or_default();
+    for (key, value) in entries(&scheduling["nodeSelector"]) {
+        if let Some(own) = selector.get(key).filter(|own| *own != value) {
+            let (value, own) = (text(value), text(own));
+            return Err(format!(
+                "conflict: runtimeClass.scheduling.nodeSelector[{key}] = {value}; pod.spec.nodeSelector[{key}] = {own}"
+            ));
+        }
+        selector.insert(key.clone(), value.clone());
+    }
+    if !selector.is_empty() {
+        spec.insert("nodeSelector".into(), selector.into());
+    }
+    let tolerations = spec.entry("tolerations").or_insert_with(|| json!([]));
+    if let Some(tolerations) = tolerations.as_array_mut() {
+        for toleration in items(&scheduling["tolerations"]) {
+            if !tolerations.contains(toleration) {
+                tolerations.push(toleration.clone());
+            }
+        }
+    }
+    Ok(())
 }
 
 async fn set_service_account(

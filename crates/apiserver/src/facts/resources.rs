@@ -125,6 +125,8 @@ const ALL: &[&str] =
 const NO_COLLECTION_DELETE: &[&str] =
     &["create", "delete", "get", "list", "patch", "update", "watch"];
 const CREATE: &[&str] = &["create"];
+/// A GET too opens a connection.
+const CONNECT: &[&str] = &["create", "get"];
 const READ_WRITE: &[&str] = &["get", "patch", "update"];
 
 const fn status(kind: &'static str) -> Subresource {
@@ -190,9 +192,18 @@ pub static RESOURCES: &[Resource] = &[
         short_names: &["po"],
         categories: &["all"],
         subresources: &[
+            Subresource { name: "attach", gvk: Gvk::core("PodAttachOptions"), verbs: CONNECT },
             Subresource { name: "binding", gvk: Gvk::core("Binding"), verbs: CREATE },
+            Subresource { name: "ephemeralcontainers", gvk: Gvk::core("Pod"), verbs: READ_WRITE },
             Subresource { name: "eviction", gvk: Gvk::v1("policy", "Eviction"), verbs: CREATE },
+            Subresource { name: "exec", gvk: Gvk::core("PodExecOptions"), verbs: CONNECT },
             Subresource { name: "log", gvk: Gvk::core("Pod"), verbs: &["get"] },
+            Subresource {
+                name: "portforward",
+                gvk: Gvk::core("PodPortForwardOptions"),
+                verbs: CONNECT,
+            },
+            Subresource { name: "resize", gvk: Gvk::core("Pod"), verbs: READ_WRITE },
             status("Pod"),
         ],
         counts_generation: true,
@@ -253,5 +264,10 @@ pub static RESOURCES: &[Resource] = &[
         group: "events.k8s.io",
         short_names: &["ev"],
         ..core("events", "event", "Event", "events")
+    },
+    Resource {
+        group: "node.k8s.io",
+        namespaced: false,
+        ..core("runtimeclasses", "runtimeclass", "RuntimeClass", "runtimeclasses")
     },
 ];

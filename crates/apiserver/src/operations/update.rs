@@ -1,4 +1,4 @@
-//! Changing an object: PUT and PATCH, of the whole or of its status.
+//! Changing an object: PUT and PATCH, of the whole or of a part that is a subresource.
 
 use serde_json::Value;
 
@@ -24,7 +24,7 @@ pub(crate) enum Change<'a> {
 pub(crate) struct UpdateRequest<'a> {
     pub(crate) user: &'a User,
     pub(crate) resource: &'static Resource,
-    /// Empty, `status` or `finalize`.
+    /// Empty, `status`, `finalize`, `ephemeralcontainers` or `resize`.
     pub(crate) subresource: &'a str,
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
@@ -92,6 +92,14 @@ impl Api {
             }
             "finalize" => {
                 schema::prepare_namespace_finalize(new, current);
+            }
+            "ephemeralcontainers" => {
+                schema::apply_defaults(resource, new);
+                schema::prepare_ephemeral_containers(new, current);
+            }
+            "resize" => {
+                schema::apply_defaults(resource, new);
+                schema::prepare_resize(new, current);
             }
             _ => schema::prepare_status_update(resource, new, current),
         }
@@ -171,6 +179,10 @@ fn validate(request: &UpdateRequest<'_>, new: &Value, current: &Value) -> Result
     match request.subresource {
         "" => schema::validate_update(request.resource, new, current),
         "status" => schema::validate_status_update(request.resource, new, current),
+        "ephemeralcontainers" => {
+            schema::validate_ephemeral_containers(request.resource, new, current)
+        }
+        "resize" => schema::validate_resize(request.resource, new, current),
         _ => Ok(()),
     }
 }

@@ -56,7 +56,11 @@ impl Router {
 }
 
 /// Which container is meant.
-fn container<'a>(pod: &'a Value, pod_name: &str, wanted: Option<&'a str>) -> Result<&'a str> {
+pub(super) fn container<'a>(
+    pod: &'a Value,
+    pod_name: &str,
+    wanted: Option<&'a str>,
+) -> Result<&'a str> {
     let names_in = |list: &str| {
         pod["spec"][list].as_array().into_iter().flatten().filter_map(|c| c["name"].as_str())
     };

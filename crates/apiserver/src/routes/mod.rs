@@ -1,6 +1,7 @@
 //! From a request to its answer: understand it, know the caller, ask whether he may, and hand it
 //! to the room for its verb.
 
+mod connect;
 mod impersonation;
 mod lists;
 mod logs;
@@ -21,6 +22,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
+use hyper::http::request::Parts;
 use hyper::{HeaderMap, Request, header};
 use serde_json::Value;
 use tokio::sync::Semaphore;
@@ -62,7 +64,8 @@ struct Call<'a> {
     line: &'a RequestLine,
     path: &'a ResourcePath,
     resource: &'static Resource,
-    headers: HeaderMap,
+    /// The request but for its body: its headers, and the way to its connection.
+    head: Parts,
     /// `None` once it has been read.
     body: Option<Incoming>,
 }
@@ -98,7 +101,7 @@ impl Router {
     async fn answer(&self, peer: &Peer, line: &RequestLine, request: Request<Incoming>) -> Result {
         let caller = peer.user().ok_or_else(StatusError::unauthorized)?;
         let user = impersonation::effective(caller, request.headers())?;
-        self.authorize(&user, line).await?;
+        self.authorize(&user, line.verb, line).await?;
         let Some(path) = &line.resource else {
             return timeout(REQUEST_TIMEOUT, self.system(line, request.headers()))
                 .await
@@ -106,20 +109,13 @@ impl Router {
         };
         let resource = facts::lookup(&path.group, &path.version, &path.resource)
             .ok_or_else(StatusError::no_such_path)?;
-        let (parts, body) = request.into_parts();
-        let call = Call {
-            user: &user,
-            verb: line.verb,
-            line,
-            path,
-            resource,
-            headers: parts.headers,
-            body: Some(body),
-        };
+        let (head, body) = request.into_parts();
+        let call =
+            Call { user: &user, verb: line.verb, line, path, resource, head, body: Some(body) };
         timeout(REQUEST_TIMEOUT, self.dispatch(call)).await.map_err(|_| too_long())?
     }
 
-    async fn authorize(&self, user: &User, line: &RequestLine) -> Result<()> {
+    async fn authorize(&self, user: &User, verb: &str, line: &RequestLine) -> Result<()> {
         let fields;
         let target = match &line.resource {
             None => Target::Path(&line.path),
@@ -135,7 +131,7 @@ impl Router {
                 })
             }
         };
-        let access = Access { user, verb: line.verb, target };
+        let access = Access { user, verb, target };
         let Err(reason) = self.api.is_allowed(&access).await? else {
             return Ok(());
         };
@@ -191,8 +187,11 @@ impl Router {
             return Err(StatusError::method_not_allowed(call.resource, call.verb));
         }
         match (subresource.name, call.verb) {
-            ("status", "get") => self.get(call).await,
-            ("status" | "finalize", _) => self.update(call).await,
+            ("status" | "ephemeralcontainers" | "resize", "get") => self.get(call).await,
+            ("status" | "finalize" | "ephemeralcontainers" | "resize", _) => {
+                self.update(call).await
+            }
+            ("exec" | "attach" | "portforward", _) => self.connect(call).await,
             ("scale", _) => self.scale(call, subresource).await,
             ("binding", _) => self.bind(call, subresource).await,
             ("eviction", _) => self.evict(call, subresource).await,
@@ -225,7 +224,7 @@ impl Call<'_> {
     }
 
     fn header(&self, name: header::HeaderName) -> Option<&str> {
-        self.headers.get(name)?.to_str().ok()
+        self.head.headers.get(name)?.to_str().ok()
     }
 
     /// How the client wants to see objects of the resource.

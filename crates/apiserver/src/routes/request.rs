@@ -45,6 +45,11 @@ impl Query {
             .filter(|value| !value.is_empty())
     }
 
+    /// All values of a parameter.
+    pub(super) fn all(&self, name: &str) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(move |(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
     /// Whether a parameter is there, even without a value.
     pub(super) fn has(&self, name: &str) -> bool {
         self.0.iter().any(|(key, _)| key == name)

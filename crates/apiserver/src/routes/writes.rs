@@ -150,7 +150,7 @@ impl Router {
     pub(super) async fn body(&self, call: &mut Call<'_>) -> Result<BodyText> {
         let body =
             call.body.take().ok_or_else(|| StatusError::internal("the body was read twice"))?;
-        self.read_body(&call.headers, body).await
+        self.read_body(&call.head.headers, body).await
     }
 
     /// Options come in the body or, without one, in the query.

@@ -26,9 +26,13 @@ pub use events::{from_storage, to_storage};
 pub use names::is_dns_subdomain;
 pub(crate) use names::{label_value, qualified};
 pub use prepare::{
-    prepare_create, prepare_namespace_finalize, prepare_status_update, prepare_update,
+    prepare_create, prepare_ephemeral_containers, prepare_namespace_finalize, prepare_resize,
+    prepare_status_update, prepare_update,
 };
-pub use validate::{validate_binding, validate_create, validate_status_update, validate_update};
+pub use validate::{
+    validate_binding, validate_create, validate_ephemeral_containers, validate_resize,
+    validate_status_update, validate_update,
+};
 
 use crate::facts::Gvk;
 use crate::status::StatusError;

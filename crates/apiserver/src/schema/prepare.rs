@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::qos;
-use super::value::{default, is_zero, items, map_mut, same, text};
+use super::value::{default, is_zero, items, items_mut, map_mut, same, text};
 use crate::facts::Resource;
 use crate::object::{child_mut, metadata_mut};
 
@@ -92,10 +92,60 @@ pub fn prepare_update(resource: &Resource, object: &mut Value, old: &Value) {
         _ => {}
     }
     if resource.counts_generation && content_changed(resource, map, old) {
-        let generation = old["metadata"]["generation"].as_i64().unwrap_or(0) + 1;
-        if let Some(metadata) = map_mut(map, "metadata") {
-            metadata.insert("generation".into(), generation.into());
+        count_generation(map, old);
+    }
+}
+
+fn count_generation(map: &mut Map<String, Value>, old: &Value) {
+    let generation = old["metadata"]["generation"].as_i64().unwrap_or(0) + 1;
+    if let Some(metadata) = map_mut(map, "metadata") {
+        metadata.insert("generation".into(), generation.into());
+    }
+}
+
+/// Before an update of a pod's `ephemeralcontainers`: only those come from the request.
+pub fn prepare_ephemeral_containers(pod: &mut Value, old: &Value) {
+    let containers = pod["spec"].get("ephemeralContainers").cloned();
+    from_old(pod, old, |spec| match containers {
+        Some(containers) => drop(spec.insert("ephemeralContainers".into(), containers)),
+        None => drop(spec.remove("ephemeralContainers")),
+    });
+}
+
+/// Before an update of a pod's `resize`: only resources and what to do about them come from the
+/// request. Other containers than those of the pod stay, for validation to refuse.
+pub fn prepare_resize(pod: &mut Value, old: &Value) {
+    let lists = ["containers", "initContainers"];
+    let names = |pod: &Value, list: &str| -> Vec<String> {
+        items(&pod["spec"][list]).iter().map(|c| text(&c["name"]).to_owned()).collect()
+    };
+    if lists.iter().any(|list| names(pod, list) != names(old, list)) {
+        return;
+    }
+    let asked = pod["spec"].clone();
+    from_old(pod, old, |spec| {
+        restore(spec, &asked, "resources");
+        for list in lists {
+            for (container, asked) in items_mut(spec.get_mut(list)).zip(items(&asked[list])) {
+                restore(container, asked, "resources");
+                restore(container, asked, "resizePolicy");
+            }
         }
+    });
+}
+
+/// The stored pod with a change of its spec, made from the version that the request names.
+fn from_old(pod: &mut Value, old: &Value, change: impl FnOnce(&mut Map<String, Value>)) {
+    let revision = pod["metadata"].get("resourceVersion").cloned();
+    *pod = old.clone();
+    change(child_mut(pod, "spec"));
+    if let Some(revision) = revision {
+        metadata_mut(pod).insert("resourceVersion".into(), revision);
+    }
+    if !same(&pod["spec"], &old["spec"])
+        && let Some(map) = pod.as_object_mut()
+    {
+        count_generation(map, old);
     }
 }
 
@@ -160,7 +210,7 @@ fn keep_metadata(resource: &Resource, map: &mut Map<String, Value>, old: &Value)
     }
 }
 
-/// The field as it was, absent if it was absent.
+/// The field as it is in the other object, absent if it is absent there.
 fn restore(map: &mut Map<String, Value>, old: &Value, field: &str) {
     match old.get(field) {
         Some(value) => map.insert(field.to_owned(), value.clone()),
@@ -196,7 +246,7 @@ fn keep_allocated(service: &mut Map<String, Value>, old: &Value) {
     if matches!(kind.as_str(), "NodePort" | "LoadBalancer")
         && spec.get("allocateLoadBalancerNodePorts") != Some(&json!(false))
     {
-        for port in super::value::items_mut(spec.get_mut("ports")) {
+        for port in items_mut(spec.get_mut("ports")) {
             let same_port = |p: &&Value| {
                 Some(&p["port"]) == port.get("port") && Some(&p["protocol"]) == port.get("protocol")
             };

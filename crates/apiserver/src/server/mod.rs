@@ -136,7 +136,8 @@ async fn connection(
         }
     });
     let builder = builder(is_http2);
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let mut connection =
+        pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
     let mut check = interval(IDLE_CHECK);
     check.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut active = Instant::now();

@@ -27,6 +27,9 @@ pub(super) struct Context<'a> {
     pub grace: Option<i64>,
 }
 
+/// Fields that only containers of a workload have.
+const NOT_EPHEMERAL: [&str; 6] =
+    ["lifecycle", "ports", "resizePolicy", "resources", "restartPolicy", "restartPolicyRules"];
 const PROBES: [&str; 3] = ["livenessProbe", "readinessProbe", "startupProbe"];
 
 pub(super) fn container(
@@ -78,10 +81,18 @@ pub(super) fn container(
             restart_policy(path, container, causes);
         }
         Kind::Ephemeral => {
-            for field in ["lifecycle", "ports", "resources"].iter().chain(&PROBES) {
+            const NOT: &str = "cannot be set for an Ephemeral Container";
+            for field in NOT_EPHEMERAL.iter().chain(&PROBES) {
                 if !is_zero(&container[*field]) {
-                    causes
-                        .forbidden(&path.child(field), "cannot be set for an Ephemeral Container");
+                    causes.forbidden(&path.child(field), NOT);
+                }
+            }
+            let mounts = path.child("volumeMounts");
+            for (i, mount) in items(&container["volumeMounts"]).iter().enumerate() {
+                for field in ["subPath", "subPathExpr"] {
+                    if !is_zero(&mount[field]) {
+                        causes.forbidden(&mounts.index(i).child(field), NOT);
+                    }
                 }
             }
         }

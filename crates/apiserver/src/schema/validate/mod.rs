@@ -7,6 +7,7 @@ mod meta;
 mod network;
 mod plain;
 mod pod;
+mod pod_parts;
 mod pod_update;
 mod volume;
 
@@ -63,6 +64,34 @@ pub fn validate_status_update(
     finish(resource, object, causes)
 }
 
+/// Checks a pod whose ephemeral containers changed.
+pub fn validate_ephemeral_containers(
+    resource: &Resource,
+    pod: &Value,
+    old: &Value,
+) -> Result<(), StatusError> {
+    part_of_pod(resource, pod, old, pod_parts::ephemeral_containers)
+}
+
+/// Checks a pod whose resources changed.
+pub fn validate_resize(resource: &Resource, pod: &Value, old: &Value) -> Result<(), StatusError> {
+    part_of_pod(resource, pod, old, pod_parts::resize)
+}
+
+fn part_of_pod(
+    resource: &Resource,
+    pod: &Value,
+    old: &Value,
+    check: fn(&Value, &Value, &mut Causes),
+) -> Result<(), StatusError> {
+    same_uid(resource, pod, old)?;
+    let mut causes = Causes::default();
+    meta::update(pod, old, &mut causes);
+    pod::metadata_and_spec(pod, &mut causes);
+    check(pod, old, &mut causes);
+    finish(resource, pod, causes)
+}
+
 /// Checks the body of a pod's `binding` subresource.
 pub fn validate_binding(binding: &Value) -> Result<(), StatusError> {
     let mut causes = Causes::default();
@@ -116,6 +145,7 @@ fn check(resource: &Resource, object: &Value, old: Option<&Value>, causes: &mut 
         ("", "Service") => network::service(object, old, causes),
         ("", "Endpoints") => network::endpoints(object, causes),
         ("discovery.k8s.io", _) => network::endpoint_slice(object, old, causes),
+        ("node.k8s.io", _) => plain::runtime_class(object, old, causes),
         ("coordination.k8s.io", _) => plain::lease(object, causes),
         ("", "Event") => plain::event(object, old, false, causes),
         ("events.k8s.io", _) => {

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::container::quantity;
+use super::container::{self, quantity};
 use super::{immutable, non_negative, pod};
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
@@ -163,6 +163,22 @@ pub(super) fn lease(lease: &Value, causes: &mut Causes) {
             "may only be specified if `strategy` is defined",
         );
     }
+}
+
+pub(super) fn runtime_class(class: &Value, old: Option<&Value>, causes: &mut Causes) {
+    let path = Path::root("handler");
+    match text(&class["handler"]) {
+        "" => causes.required(&path, ""),
+        handler => causes.each(&path, handler, names::dns_label(handler)),
+    }
+    if let Some(old) = old {
+        immutable(&path, &class["handler"], &old["handler"], causes);
+    }
+    let overhead = json!({"limits": class["overhead"]["podFixed"]});
+    container::resources(&Path::root("overhead"), &overhead, causes);
+    let scheduling = Path::root("scheduling");
+    let tolerations = &class["scheduling"]["tolerations"];
+    pod::tolerations(&scheduling.child("tolerations"), tolerations, causes);
 }
 
 pub(super) fn namespace_status(namespace: &Value, causes: &mut Causes) {

@@ -130,6 +130,10 @@ fn containers(
         for (i, container) in items(&spec[list]).iter().enumerate() {
             let path = list_path.index(i);
             container::container(&path, container, kind, context, causes);
+            let target = text(&container["targetContainerName"]);
+            if kind == Kind::Ephemeral && !target.is_empty() && !names.contains(target) {
+                causes.not_found(&path.child("targetContainerName"), target);
+            }
             let name = text(&container["name"]);
             if !name.is_empty() && !names.insert(name) {
                 causes.duplicate(&path.child("name"), name, "");

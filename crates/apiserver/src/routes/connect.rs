@@ -1,0 +1,98 @@
+//! `pods/exec`, `pods/attach` and `pods/portforward`: a way into a pod, through its node.
+//!
+//! The node answers what its client asks, so its newest WebSocket protocols are handed on like all
+//! others. Current limitations: nodes that do not speak them (before 1.36) serve older clients only.
+
+use futures::TryStreamExt;
+use http_body_util::{BodyStream, Either};
+use hyper::{Request, StatusCode, Uri};
+use longshore_streams::{self as streams, Error};
+
+use super::logs::container;
+use super::request::Query;
+use super::respond::{Answer, Result};
+use super::{Call, Router};
+use crate::admission::core;
+use crate::kubelet::Endpoint;
+use crate::server::{Body, BoxError};
+use crate::status::StatusError;
+
+impl Router {
+    pub(super) async fn connect(&self, call: Call<'_>) -> Result {
+        // a WebSocket begins with a GET; who may only read must not run anything
+        if call.verb != "create" {
+            self.authorize(call.user, "create", call.line).await?;
+        }
+        let query = &call.line.query;
+        let (namespace, name) = (call.namespace(), call.path.name.as_str());
+        let pod = self.api.registry.get(call.resource, namespace, name).await?;
+        let path = match call.path.subresource.as_str() {
+            "portforward" => format!("/portForward/{namespace}/{name}?{}", ports(query)),
+            subresource => {
+                let container = container(&pod, name, query.get("container"))?;
+                let options = command(query);
+                format!("/{subresource}/{namespace}/{name}/{container}?{options}")
+            }
+        };
+        let Some(node) = pod["spec"]["nodeName"].as_str().filter(|node| !node.is_empty()) else {
+            let why = format!("pod {name} does not have a host assigned");
+            return Err(StatusError::bad_request(why));
+        };
+        let node = self.api.registry.get(core("nodes")?, "", node).await?;
+        let endpoint = Endpoint::of(&node).map_err(StatusError::internal)?;
+        let target: Uri = format!("https://{}{path}", endpoint.authority())
+            .parse()
+            .map_err(StatusError::internal)?;
+        let connection = self.kubelet.connect(&endpoint, false).await;
+        let connection = connection
+            .map_err(|error| StatusError::internal(format!("error dialing backend: {error}")))?;
+        let mut request = Request::from_parts(call.head, ());
+        let answer = streams::pass(&mut request, &target, connection, streams::FOREVER).await;
+        answer.map(handed_on).map_err(|error| match error {
+            Error::NoUpgrade => StatusError::bad_request(error.to_string()),
+            error => StatusError::internal(error),
+        })
+    }
+}
+
+/// The node's answer as ours; what follows an upgrade is no body.
+fn handed_on(answer: streams::Answer) -> Answer {
+    let (head, body) = answer.into_parts();
+    let body = match body {
+        Either::Left(body) if head.status != StatusCode::SWITCHING_PROTOCOLS => {
+            let frames = BodyStream::new(body);
+            Body::stream(
+                frames
+                    .map_ok(|frame| frame.into_data().unwrap_or_default())
+                    .map_err(BoxError::from),
+            )
+        }
+        _ => Body::from(""),
+    };
+    Answer::from_parts(head, body)
+}
+
+/// What a command's client asks for, in the node's words.
+fn command(query: &Query) -> String {
+    let mut options = form_urlencoded::Serializer::new(String::new());
+    for (name, nodes_name) in
+        [("stdin", "input"), ("stdout", "output"), ("stderr", "error"), ("tty", "tty")]
+    {
+        if query.flag(name) {
+            options.append_pair(nodes_name, "1");
+        }
+    }
+    for word in query.all("command") {
+        options.append_pair("command", word);
+    }
+    options.finish()
+}
+
+/// The ports that old WebSocket clients name.
+fn ports(query: &Query) -> String {
+    let mut options = form_urlencoded::Serializer::new(String::new());
+    for ports in query.all("ports") {
+        options.append_pair("port", ports);
+    }
+    options.finish()
+}

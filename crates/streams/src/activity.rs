@@ -1,0 +1,90 @@
+//! When a connection was last in use.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, sleep_until};
+
+/// A client's connection whose uses are noted.
+pub(crate) struct Active {
+    io: TokioIo<Upgraded>,
+    activity: Arc<Activity>,
+}
+
+struct Activity {
+    began: Instant,
+    /// Milliseconds after `began`.
+    last: AtomicU64,
+}
+
+impl Activity {
+    fn note(&self) {
+        let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last.store(now, Ordering::Relaxed);
+    }
+
+    fn last(&self) -> Instant {
+        self.began + Duration::from_millis(self.last.load(Ordering::Relaxed))
+    }
+}
+
+impl Active {
+    /// The connection, and a future that ends when it was not used for the `idle` time.
+    pub(crate) fn new(
+        io: Upgraded,
+        idle: Duration,
+    ) -> (Self, impl Future<Output = ()> + Send + use<>) {
+        let activity = Arc::new(Activity { began: Instant::now(), last: AtomicU64::new(0) });
+        let watched = Arc::clone(&activity);
+        let expiry = async move {
+            loop {
+                let deadline = watched.last() + idle;
+                if deadline <= Instant::now() {
+                    return;
+                }
+                sleep_until(deadline).await;
+            }
+        };
+        (Self { io: TokioIo::new(io), activity }, expiry)
+    }
+}
+
+impl AsyncRead for Active {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let result = ready!(Pin::new(&mut self.io).poll_read(context, buffer));
+        self.activity.note();
+        Poll::Ready(result)
+    }
+}
+
+impl AsyncWrite for Active {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let result = ready!(Pin::new(&mut self.io).poll_write(context, bytes));
+        self.activity.note();
+        Poll::Ready(result)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
+    }
+}

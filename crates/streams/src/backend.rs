@@ -1,0 +1,98 @@
+//! The way to a backend: one request on a connection of its own.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Incoming;
+use hyper::header::{AUTHORIZATION, CONNECTION, HOST, HeaderName, HeaderValue, UPGRADE};
+use hyper::upgrade::Upgraded;
+use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::timeout;
+
+use crate::Error;
+
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+const MAX_REFUSAL: usize = 64 << 10;
+
+pub(crate) const SPDY: &str = "SPDY/3.1";
+/// What the streams of a SPDY connection are used for.
+pub(crate) const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
+
+/// An upgrade to SPDY for one of these uses.
+pub fn spdy_request(target: &Uri, uses: &[&str]) -> Request<Empty<Bytes>> {
+    let mut headers = HeaderMap::new();
+    headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static(SPDY));
+    for value in uses.iter().filter_map(|text| HeaderValue::from_str(text).ok()) {
+        headers.append(STREAM_PROTOCOL, value);
+    }
+    request(Method::POST, target, headers)
+}
+
+/// A request with these headers to that target, without a body.
+pub(crate) fn request(
+    method: Method,
+    target: &Uri,
+    mut headers: HeaderMap,
+) -> Request<Empty<Bytes>> {
+    // who the client is was settled here, and is no business of the backend's
+    let proofs = headers.keys().filter(|name| is_proof(name)).cloned().collect::<Vec<_>>();
+    for name in proofs {
+        headers.remove(name);
+    }
+    if let Some(host) = target.authority().and_then(|host| host.as_str().parse().ok()) {
+        headers.insert(HOST, host);
+    }
+    let path = target.path_and_query().cloned();
+    let mut request = Request::new(Empty::new());
+    *request.method_mut() = method;
+    *request.uri_mut() = path.map_or_else(|| Uri::from_static("/"), Uri::from);
+    *request.headers_mut() = headers;
+    request
+}
+
+fn is_proof(name: &HeaderName) -> bool {
+    *name == AUTHORIZATION || name.as_str().starts_with("impersonate-")
+}
+
+/// Sends a request as the first and last one on the connection. Redirects are errors.
+pub(crate) async fn send<S>(
+    io: S,
+    request: Request<Empty<Bytes>>,
+) -> Result<Response<Incoming>, Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(io)).await?;
+    // ends with the answer's body, or hands the connection over when it is upgraded
+    tokio::spawn(connection.with_upgrades());
+    let answer = timeout(ANSWER_TIMEOUT, sender.send_request(request));
+    let response = answer.await.map_err(|_| Error::Timeout)??;
+    match response.status().is_redirection() {
+        true => Err(Error::Redirect),
+        false => Ok(response),
+    }
+}
+
+/// Sends a request that is to turn the connection into another one.
+///
+/// # Errors
+/// Also when the backend answers, but not with an upgrade.
+pub async fn upgrade<S>(io: S, request: Request<Empty<Bytes>>) -> Result<Upgraded, Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let response = send(io, request).await?;
+    let status = response.status();
+    if status == StatusCode::SWITCHING_PROTOCOLS {
+        return Ok(hyper::upgrade::on(response).await?);
+    }
+    let text = match Limited::new(response.into_body(), MAX_REFUSAL).collect().await {
+        Ok(text) => String::from_utf8_lossy(&text.to_bytes()).trim().to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(Error::Refused { status, text })
+}

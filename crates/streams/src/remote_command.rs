@@ -1,0 +1,334 @@
+//! Exec and attach for clients of `v5.channel.k8s.io`: WebSocket channels there, SPDY streams here.
+
+use std::future::Future;
+use std::io;
+use std::time::Duration;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use futures::stream::{SplitSink, SplitStream};
+use futures::{SinkExt, StreamExt};
+use hyper::Request;
+use hyper::header::HeaderMap;
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use serde_json::json;
+use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf, split};
+use tokio::sync::{Mutex, mpsc};
+use tokio::time::{sleep, timeout};
+use tokio_tungstenite::tungstenite::Message;
+use tracing::debug;
+
+use crate::activity::Active;
+use crate::pass::LINGER;
+use crate::spdy::{self, Frame, Opener, PIECE, Reader};
+use crate::websocket::{self, WebSocket, accept, is_websocket, protocols};
+use crate::{Answer, Error};
+
+const PROTOCOL: &str = "v5.channel.k8s.io";
+const STREAM_TYPE: &str = "streamtype";
+/// How long a server may take to take all streams.
+const CREATION_TIMEOUT: Duration = Duration::from_secs(30);
+/// The longest status of a command.
+const MAX_STATUS: usize = 64 << 10;
+/// Answers to pings that wait to be sent; a server with more of them unanswered has to do without.
+const PINGS: usize = 8;
+
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
+
+const STDIN: u8 = 0;
+const STDOUT: u8 = 1;
+const STDERR: u8 = 2;
+const ERROR: u8 = 3;
+const RESIZE: u8 = 4;
+const CLOSE: u8 = 255;
+
+/// The streams of a command that its client asks for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Streams {
+    /// Input.
+    pub stdin: bool,
+    /// Output.
+    pub stdout: bool,
+    /// Error output; a terminal has none of its own.
+    pub stderr: bool,
+    /// Whether it runs in a terminal.
+    pub tty: bool,
+}
+
+type Sink = SplitSink<WebSocket, Message>;
+
+/// Whether the client is one that [`remote_command`] serves.
+pub fn is_remote_command(headers: &HeaderMap) -> bool {
+    is_websocket(headers) && protocols(headers).any(|protocol| protocol == PROTOCOL)
+}
+
+/// Answers the client, and joins it to the SPDY connection that `backend` gives. What goes wrong
+/// with that connection is told to the client as the command's status.
+///
+/// # Errors
+/// When the client's handshake is wrong.
+pub fn remote_command<B>(
+    client: &mut Request<B>,
+    streams: Streams,
+    backend: impl Future<Output = Result<Upgraded, Error>> + Send + 'static,
+    idle: Duration,
+) -> Result<Answer, Error> {
+    let answer = accept(client, Some(PROTOCOL))?;
+    let upgrade = hyper::upgrade::on(client);
+    tokio::spawn(async move {
+        match upgrade.await {
+            Ok(client) => {
+                let (client, expired) = Active::new(client, idle);
+                tokio::select! {
+                    () = serve(client, streams, backend) => {}
+                    () = expired => debug!("nothing moved for {idle:?}"),
+                }
+            }
+            Err(error) => debug!("upgrade failed: {error}"),
+        }
+    });
+    Ok(answer)
+}
+
+async fn serve(
+    client: Active,
+    streams: Streams,
+    backend: impl Future<Output = Result<Upgraded, Error>> + Send,
+) {
+    let (mut sink, mut source) = websocket::open(client).await.split();
+    // tells the client that it is connected
+    let first = if streams.stdout {
+        STDOUT
+    } else if streams.stderr {
+        STDERR
+    } else {
+        ERROR
+    };
+    if sink.send(Message::binary(Bytes::from(vec![first]))).await.is_err() {
+        return;
+    }
+    let sink = Mutex::new(sink);
+    let session = async { Session::open(backend.await?, streams).await };
+    let status = match session.await {
+        Ok(Session { open, reader, writer }) => {
+            let (pings, to_send) = mpsc::channel(PINGS);
+            let down = Down { open, reader, sink: &sink, pings };
+            // with the client gone, dropping the connection is what ends the command
+            tokio::select! {
+                status = down.run() => status,
+                () = up(&mut source, writer, open, to_send) => return,
+                () = keep_alive(&sink) => return,
+            }
+        }
+        Err(error) => Err(error),
+    };
+    let mut sink = sink.into_inner();
+    let mut message = BytesMut::from(&[ERROR][..]);
+    match status {
+        Ok(status) => message.extend_from_slice(&status),
+        Err(error) => message.extend_from_slice(&failure(&error)),
+    }
+    // a connection that is closed with something still unread takes back what was sent
+    let farewell = async {
+        sink.send(Message::Binary(message.freeze())).await?;
+        sink.send(websocket::goodbye()).await?;
+        while let Some(Ok(_)) = source.next().await {}
+        Ok::<_, tokio_tungstenite::tungstenite::Error>(())
+    };
+    let _ = timeout(LINGER, farewell).await;
+}
+
+/// The ids of the streams that are open.
+#[derive(Clone, Copy, Default)]
+struct Open {
+    error: u32,
+    stdin: Option<u32>,
+    stdout: Option<u32>,
+    stderr: Option<u32>,
+    resize: Option<u32>,
+}
+
+/// A SPDY connection whose streams the server has taken.
+struct Session {
+    open: Open,
+    reader: Reader<ReadHalf<TokioIo<Upgraded>>>,
+    writer: WriteHalf<TokioIo<Upgraded>>,
+}
+
+impl Session {
+    async fn open(backend: Upgraded, streams: Streams) -> Result<Self, Error> {
+        let (read, mut writer) = split(TokioIo::new(backend));
+        let mut opener = Opener::default();
+        let mut frames = BytesMut::new();
+        let mut count = 0;
+        let mut stream = |kind| {
+            let (id, frame) = opener.open(STREAM_TYPE, kind);
+            frames.extend_from_slice(&frame);
+            count += 1;
+            id
+        };
+        let open = Open {
+            error: stream("error"),
+            stdin: streams.stdin.then(|| stream("stdin")),
+            stdout: streams.stdout.then(|| stream("stdout")),
+            stderr: (streams.stderr && !streams.tty).then(|| stream("stderr")),
+            resize: streams.tty.then(|| stream("resize")),
+        };
+        writer.write_all(&frames).await?;
+        writer.flush().await?;
+        let mut reader = Reader::new(read);
+        // data for a stream that is not taken yet would be thrown away
+        let taken = async {
+            while count > 0 {
+                match reader.next().await? {
+                    Some(Frame::Reply { .. }) => count -= 1,
+                    Some(Frame::Ping { .. }) => {}
+                    Some(_) => return Err(Error::Spdy("a stream was not taken")),
+                    None => return Err(Error::Spdy("closed before all streams were taken")),
+                }
+            }
+            Ok(())
+        };
+        timeout(CREATION_TIMEOUT, taken).await.map_err(|_| Error::Timeout)??;
+        Ok(Self { open, reader, writer })
+    }
+}
+
+/// Asks the client for signs of life, until it is gone: while a command does not read its input,
+/// nobody reads from the client either.
+async fn keep_alive(sink: &Mutex<Sink>) {
+    loop {
+        sleep(KEEP_ALIVE).await;
+        if sink.lock().await.send(Message::Ping(Bytes::new())).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// From the client to the command, until the client goes.
+async fn up(
+    source: &mut SplitStream<WebSocket>,
+    mut writer: WriteHalf<TokioIo<Upgraded>>,
+    mut open: Open,
+    mut pings: mpsc::Receiver<u32>,
+) {
+    loop {
+        let written = tokio::select! {
+            Some(id) = pings.recv() => writer.write_all(&spdy::ping(id)).await,
+            message = source.next() => match message {
+                Some(Ok(Message::Binary(bytes))) => forward(&mut writer, &mut open, bytes).await,
+                Some(Ok(Message::Text(text))) => forward(&mut writer, &mut open, text.into()).await,
+                Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+                Some(Ok(_)) => continue,
+            },
+        };
+        if written.is_err() || writer.flush().await.is_err() {
+            // the command has ended; what it said is still to be read
+            (open.stdin, open.resize) = (None, None);
+        }
+    }
+}
+
+/// One message of the client's: a channel, and what goes into it.
+async fn forward(
+    writer: &mut WriteHalf<TokioIo<Upgraded>>,
+    open: &mut Open,
+    mut bytes: Bytes,
+) -> io::Result<()> {
+    let Ok(channel) = bytes.try_get_u8() else { return Ok(()) };
+    match (channel, bytes.first()) {
+        (STDIN, _) => send(writer, open.stdin, bytes).await,
+        (RESIZE, _) => send(writer, open.resize, bytes).await,
+        (CLOSE, Some(&STDIN)) => match open.stdin.take() {
+            Some(stdin) => writer.write_all(&spdy::data(stdin, 0, true)).await,
+            None => Ok(()),
+        },
+        _ => Ok(()),
+    }
+}
+
+async fn send(
+    writer: &mut WriteHalf<TokioIo<Upgraded>>,
+    stream: Option<u32>,
+    mut bytes: Bytes,
+) -> io::Result<()> {
+    let Some(stream) = stream else { return Ok(()) };
+    while !bytes.is_empty() {
+        let piece = bytes.split_to(bytes.len().min(PIECE));
+        let head = spdy::data(stream, piece.len(), false);
+        writer.write_all_buf(&mut head.chain(piece)).await?;
+    }
+    Ok(())
+}
+
+/// From the command to the client.
+struct Down<'a> {
+    open: Open,
+    reader: Reader<ReadHalf<TokioIo<Upgraded>>>,
+    sink: &'a Mutex<Sink>,
+    pings: mpsc::Sender<u32>,
+}
+
+impl Down<'_> {
+    /// Runs until all output has come, and gives the command's status.
+    async fn run(mut self) -> Result<Bytes, Error> {
+        let (mut stdout, mut stderr) = (self.open.stdout, self.open.stderr);
+        let mut error = Some(self.open.error);
+        let mut status = BytesMut::new();
+        while stdout.or(stderr).or(error).is_some() {
+            let (stream, bytes, last) = match self.reader.next().await? {
+                Some(Frame::Data { stream, bytes, last }) => (stream, bytes, last),
+                Some(Frame::Reset { stream }) => (stream, Bytes::new(), true),
+                Some(Frame::Ping { id }) => {
+                    let _ = self.pings.try_send(id);
+                    continue;
+                }
+                Some(Frame::Reply { .. }) => continue,
+                None => return Err(Error::Spdy("closed before the command's end was told")),
+            };
+            let known = if Some(stream) == stdout {
+                self.send(STDOUT, &bytes).await;
+                &mut stdout
+            } else if Some(stream) == stderr {
+                self.send(STDERR, &bytes).await;
+                &mut stderr
+            } else if Some(stream) == error {
+                let room = MAX_STATUS - status.len();
+                status.extend_from_slice(&bytes[..bytes.len().min(room)]);
+                &mut error
+            } else {
+                continue;
+            };
+            if last {
+                *known = None;
+            }
+        }
+        // the first versions of the protocol say nothing on success
+        Ok(match status.is_empty() {
+            true => Bytes::from(json!({"metadata": {}, "status": "Success"}).to_string()),
+            false => status.freeze(),
+        })
+    }
+
+    /// A client that is gone is noticed by whoever reads from it.
+    async fn send(&mut self, channel: u8, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        let mut message = BytesMut::with_capacity(bytes.len() + 1);
+        message.put_u8(channel);
+        message.put_slice(bytes);
+        let _ = self.sink.lock().await.send(Message::Binary(message.freeze())).await;
+    }
+}
+
+/// The status that tells of a failure on the way.
+fn failure(error: &Error) -> Bytes {
+    let text = error.to_string();
+    let status = json!({
+        "metadata": {}, "status": "Failure", "reason": "InternalError", "code": 500,
+        "message": format!("Internal error occurred: {text}"),
+        "details": {"causes": [{"message": text}]},
+    });
+    Bytes::from(status.to_string())
+}

@@ -1,0 +1,162 @@
+//! As much of SPDY/3.1 as a client of streams needs: it opens them, sends and receives data.
+//!
+//! Streaming servers keep no flow-control windows, so neither does this end. Header blocks are
+//! sent as a zlib stream of stored blocks, which every inflater reads, and those that come are
+//! skipped: a reply says by its coming all that matters.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+use crate::Error;
+
+/// The longest piece of data that is handed on or sent at once.
+pub(crate) const PIECE: usize = 32 << 10;
+/// No control frame of a server comes near.
+const MAX_CONTROL: usize = 64 << 10;
+
+const CONTROL: u32 = 1 << 31;
+const VERSION: u32 = 3 << 16;
+const SYN_STREAM: u32 = 1;
+const SYN_REPLY: u32 = 2;
+const RST_STREAM: u32 = 3;
+const PING: u32 = 6;
+const FIN: u32 = 1;
+
+/// What a server sends.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Frame {
+    /// The stream is taken.
+    Reply { stream: u32 },
+    /// A piece of data; after the last one the server sends no more on that stream.
+    Data { stream: u32, bytes: Bytes, last: bool },
+    /// The stream is broken off.
+    Reset { stream: u32 },
+    /// To be sent back.
+    Ping { id: u32 },
+}
+
+/// Reads a server's frames.
+pub(crate) struct Reader<R> {
+    io: R,
+    /// What is left of a data frame: its stream, its bytes, and whether it is the last.
+    data: Option<(u32, usize, bool)>,
+}
+
+impl<R: AsyncRead + Unpin> Reader<R> {
+    pub(crate) fn new(io: R) -> Self {
+        Self { io, data: None }
+    }
+
+    /// The next frame that matters; `None` at the end of the connection. Not to be cancelled.
+    pub(crate) async fn next(&mut self) -> Result<Option<Frame>, Error> {
+        loop {
+            if let Some((stream, left, last)) = self.data.take() {
+                return self.piece(stream, left, last).await.map(Some);
+            }
+            let mut head = [0; 8];
+            if self.io.read(&mut head[..1]).await? == 0 {
+                return Ok(None);
+            }
+            self.io.read_exact(&mut head[1..]).await?;
+            let (mut first, mut second) = (&head[..4], &head[4..]);
+            let (first, second) = (first.get_u32(), second.get_u32());
+            let (flags, length) = (second >> 24, (second & 0x00ff_ffff) as usize);
+            if first & CONTROL == 0 {
+                self.data = Some((first, length, flags & FIN != 0));
+            } else if let Some(frame) = self.control(first & 0xffff, length).await? {
+                return Ok(Some(frame));
+            }
+        }
+    }
+
+    async fn piece(&mut self, stream: u32, left: usize, last: bool) -> Result<Frame, Error> {
+        let mut bytes = BytesMut::with_capacity(left.min(PIECE));
+        let most = bytes.capacity().min(left).min(PIECE);
+        let mut part = (&mut self.io).take(most as u64);
+        if left > 0 && part.read_buf(&mut bytes).await? == 0 {
+            return Err(Error::Spdy("the connection ends within a frame"));
+        }
+        let left = left - bytes.len();
+        if left > 0 {
+            self.data = Some((stream, left, last));
+        }
+        Ok(Frame::Data { stream, bytes: bytes.freeze(), last: last && left == 0 })
+    }
+
+    async fn control(&mut self, kind: u32, length: usize) -> Result<Option<Frame>, Error> {
+        if length > MAX_CONTROL {
+            return Err(Error::Spdy("a control frame is too long"));
+        }
+        let mut body = BytesMut::zeroed(length);
+        self.io.read_exact(&mut body).await?;
+        if !matches!(kind, SYN_REPLY | RST_STREAM | PING) {
+            return Ok(None);
+        }
+        let id = body.try_get_u32().map_err(|_| Error::Spdy("a control frame is too short"))?;
+        Ok(Some(match kind {
+            SYN_REPLY => Frame::Reply { stream: id },
+            RST_STREAM => Frame::Reset { stream: id },
+            _ => Frame::Ping { id },
+        }))
+    }
+}
+
+/// Opens streams: the frames of all of them go through one zlib stream.
+#[derive(Default)]
+pub(crate) struct Opener {
+    opened: u32,
+}
+
+impl Opener {
+    /// The next stream's id, and the frame that opens it with one header.
+    pub(crate) fn open(&mut self, name: &str, value: &str) -> (u32, Bytes) {
+        let id = self.opened * 2 + 1;
+        let mut block = BytesMut::new();
+        block.put_u32(1);
+        for text in [name, value] {
+            block.put_u32(text.len() as u32);
+            block.put_slice(text.as_bytes());
+        }
+        let mut body = BytesMut::new();
+        body.put_u32(id);
+        body.put_u32(0); // belongs to no other stream
+        body.put_u16(0); // priority and slot
+        if self.opened == 0 {
+            body.put_slice(&[0x78, 0x01]); // zlib, no preset dictionary
+        }
+        stored(&mut body, &block);
+        stored(&mut body, &[]); // flushes what came before
+        self.opened += 1;
+        let mut frame = BytesMut::new();
+        frame.put_u32(CONTROL | VERSION | SYN_STREAM);
+        frame.put_u32(body.len() as u32);
+        frame.unsplit(body);
+        (id, frame.freeze())
+    }
+}
+
+/// A block of a deflate stream that is not compressed.
+fn stored(out: &mut BytesMut, bytes: &[u8]) {
+    let length = bytes.len() as u16;
+    out.put_u8(0);
+    out.put_u16_le(length);
+    out.put_u16_le(!length);
+    out.put_slice(bytes);
+}
+
+/// The head of a data frame with that many bytes, at most [`PIECE`].
+pub(crate) fn data(stream: u32, length: usize, last: bool) -> [u8; 8] {
+    let mut head = [0; 8];
+    head[..4].copy_from_slice(&stream.to_be_bytes());
+    head[4..].copy_from_slice(&(u32::from(last) << 24 | length as u32).to_be_bytes());
+    head
+}
+
+/// A ping, or the answer to one.
+pub(crate) fn ping(id: u32) -> [u8; 12] {
+    let mut frame = [0; 12];
+    frame[..4].copy_from_slice(&(CONTROL | VERSION | PING).to_be_bytes());
+    frame[4..8].copy_from_slice(&4u32.to_be_bytes());
+    frame[8..].copy_from_slice(&id.to_be_bytes());
+    frame
+}

@@ -1,0 +1,103 @@
+//! Port-forward for WebSocket clients: a whole SPDY connection inside of binary messages.
+
+use std::time::Duration;
+
+use bytes::BytesMut;
+use futures::{SinkExt, StreamExt};
+use http_body_util::Either;
+use hyper::header::HeaderMap;
+use hyper::upgrade::Upgraded;
+use hyper::{Request, StatusCode, Uri};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
+use tokio::time::timeout;
+use tokio_tungstenite::tungstenite::Message;
+use tracing::debug;
+
+use crate::activity::Active;
+use crate::backend::{STREAM_PROTOCOL, send, spdy_request};
+use crate::pass::LINGER;
+use crate::websocket::{self, accept, is_websocket, protocols};
+use crate::{Answer, Error};
+
+const PREFIX: &str = "SPDY/3.1+";
+const SUFFIX: &str = ".k8s.io";
+const PIECE: usize = 16 << 10;
+
+/// Whether the client is one that [`tunnel`] serves.
+pub fn is_tunnel(headers: &HeaderMap) -> bool {
+    is_websocket(headers) && uses(headers).next().is_some()
+}
+
+/// What the client wants to use the connection in the tunnel for.
+fn uses(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    protocols(headers)
+        .filter(|name| name.ends_with(SUFFIX))
+        .filter_map(|name| name.strip_prefix(PREFIX))
+}
+
+/// Opens a SPDY connection to `target` through `io` and joins the client's tunnel to it. An answer
+/// that is no upgrade is the client's.
+///
+/// # Errors
+/// When the client's handshake is wrong, and when the backend gives no answer or a redirect.
+pub async fn tunnel<B, S>(
+    client: &mut Request<B>,
+    target: &Uri,
+    io: S,
+    idle: Duration,
+) -> Result<Answer, Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let uses: Vec<&str> = uses(client.headers()).collect();
+    let mut response = send(io, spdy_request(target, &uses)).await?;
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        return Ok(response.map(Either::Left));
+    }
+    let chosen = response.headers().get(STREAM_PROTOCOL).and_then(|value| value.to_str().ok());
+    let protocol = chosen.map(|chosen| format!("{PREFIX}{}", chosen.trim()));
+    let answer = accept(client, protocol.as_deref())?;
+    let (client, backend) = (hyper::upgrade::on(client), hyper::upgrade::on(&mut response));
+    tokio::spawn(async move {
+        match futures::try_join!(client, backend) {
+            Ok((client, backend)) => join(client, backend, idle).await,
+            Err(error) => debug!("upgrade failed: {error}"),
+        }
+    });
+    Ok(answer)
+}
+
+async fn join(client: Upgraded, backend: Upgraded, idle: Duration) {
+    let (client, expired) = Active::new(client, idle);
+    let (mut sink, mut source) = websocket::open(client).await.split();
+    let (mut from_backend, mut to_backend) = split(TokioIo::new(backend));
+    let up = async {
+        while let Some(Ok(message)) = source.next().await {
+            if let Message::Binary(bytes) = message {
+                to_backend.write_all(&bytes).await?;
+                to_backend.flush().await?;
+            }
+        }
+        Ok::<_, std::io::Error>(())
+    };
+    let down = async {
+        loop {
+            let mut piece = BytesMut::with_capacity(PIECE);
+            match from_backend.read_buf(&mut piece).await {
+                Ok(1..) if sink.send(Message::Binary(piece.freeze())).await.is_ok() => {}
+                _ => return,
+            }
+        }
+    };
+    tokio::select! {
+        _ = up => return,
+        () = down => {}
+        () = expired => debug!("nothing moved for {idle:?}"),
+    }
+    let farewell = async {
+        let _ = sink.send(websocket::goodbye()).await;
+        while let Some(Ok(_)) = source.next().await {}
+    };
+    let _ = timeout(LINGER, farewell).await;
+}

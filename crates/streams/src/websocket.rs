@@ -1,0 +1,80 @@
+//! The server's end of a WebSocket.
+
+use http_body_util::{Either, Empty};
+use hyper::header::{
+    CONNECTION, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL,
+    SEC_WEBSOCKET_VERSION, UPGRADE,
+};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
+
+use crate::activity::Active;
+use crate::pass::names_upgrade;
+use crate::{Answer, Error};
+
+/// The longest message of a client; upstream's bound.
+const MAX_MESSAGE: usize = 32 << 20;
+const READ_BUFFER: usize = 16 << 10;
+
+pub(crate) type WebSocket = WebSocketStream<Active>;
+
+/// Whether the request is the start of a WebSocket.
+pub fn is_websocket(headers: &HeaderMap) -> bool {
+    let upgrade = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
+    upgrade.is_some_and(|to| to.trim().eq_ignore_ascii_case("websocket")) && names_upgrade(headers)
+}
+
+/// The subprotocols that the client offers, best first.
+pub(crate) fn protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    headers
+        .get_all(SEC_WEBSOCKET_PROTOCOL)
+        .into_iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+}
+
+/// The answer that opens a WebSocket for that subprotocol.
+pub(crate) fn accept<B>(client: &Request<B>, protocol: Option<&str>) -> Result<Answer, Error> {
+    let headers = client.headers();
+    if client.method() != Method::GET {
+        return Err(Error::Handshake("the method is not GET"));
+    }
+    if headers.get(SEC_WEBSOCKET_VERSION).is_none_or(|version| version != "13") {
+        return Err(Error::Handshake("the version is not 13"));
+    }
+    let key = headers.get(SEC_WEBSOCKET_KEY).ok_or(Error::Handshake("no key"))?;
+    let proof = HeaderValue::from_str(&derive_accept_key(key.as_bytes()))
+        .map_err(|_| Error::Handshake("no answer to the key"))?;
+    let mut answer = Response::new(Either::Right(Empty::new()));
+    *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = answer.headers_mut();
+    headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    headers.insert(SEC_WEBSOCKET_ACCEPT, proof);
+    if let Some(protocol) = protocol {
+        let protocol = HeaderValue::from_str(protocol)
+            .map_err(|_| Error::Handshake("the protocol cannot be named in a header"))?;
+        headers.insert(SEC_WEBSOCKET_PROTOCOL, protocol);
+    }
+    Ok(answer)
+}
+
+/// The WebSocket on a connection whose handshake is done.
+pub(crate) async fn open(io: Active) -> WebSocket {
+    let config = WebSocketConfig::default()
+        .read_buffer_size(READ_BUFFER)
+        .write_buffer_size(0)
+        .max_message_size(Some(MAX_MESSAGE))
+        .max_frame_size(Some(MAX_MESSAGE));
+    WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await
+}
+
+/// The message that ends a WebSocket in good order; clients take one without a code for a fault.
+pub(crate) fn goodbye() -> Message {
+    Message::Close(Some(CloseFrame { code: CloseCode::Normal, reason: "".into() }))
+}

@@ -1,0 +1,119 @@
+//! The steps that a worker has under way. Each is about one thing, and no two are about the same.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use tokio_util::sync::CancellationToken;
+
+use crate::runtime::{Present, StartError};
+use crate::volumes::PodMounts;
+
+/// What a step is about.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Subject {
+    /// The pod as a whole: its sandboxes, or all its containers at once.
+    Pod,
+    /// Its volumes.
+    Volumes,
+    /// The image of the container that will be the first.
+    Image,
+    /// The container of that name: its end, its beginning, or one after the other.
+    Container(String),
+}
+
+/// What came of a step.
+pub(super) enum Outcome {
+    /// It is done, and what there is to see can be observed.
+    Done,
+    /// It was given up half-way, because it was not wanted any more.
+    Recalled,
+    /// The pod's volumes are mounted.
+    Mounted(Arc<PodMounts>),
+    /// Those sandboxes are stopped, and have given back what they held.
+    SandboxesStopped(Vec<String>),
+    /// A container's image is there, before its sandbox is.
+    Fetched(String, Present),
+    /// A container was started.
+    Started(String),
+    /// A container was not started.
+    NotStarted(String, StartError),
+    /// What the pod as a whole needs is not to be had.
+    Failed(Failure),
+}
+
+/// Why a step about the whole pod failed: reason and message of its event.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+}
+
+/// The steps under way.
+#[derive(Default)]
+pub(super) struct Steps {
+    running: FuturesUnordered<BoxFuture<'static, (Subject, Outcome)>>,
+    recalls: HashMap<Subject, CancellationToken>,
+}
+
+impl Steps {
+    /// Begin a step, which is given what tells it that it is not wanted any more. It minds that
+    /// where it can: what it has asked the runtime to make, it waits for.
+    pub(super) fn begin<F>(&mut self, subject: Subject, step: impl FnOnce(CancellationToken) -> F)
+    where
+        F: Future<Output = Outcome> + Send + 'static,
+    {
+        let recall = CancellationToken::new();
+        let step = step(recall.clone());
+        self.recalls.insert(subject.clone(), recall);
+        self.running.push(Box::pin(async move { (subject, step.await) }));
+    }
+
+    pub(super) fn is_busy(&self, subject: &Subject) -> bool {
+        self.recalls.contains_key(subject)
+    }
+
+    /// Whether a step about that container is under way.
+    pub(super) fn is_container_busy(&self, name: &str) -> bool {
+        self.containers().any(|busy| busy == name)
+    }
+
+    /// The containers that steps are about.
+    pub(super) fn containers(&self) -> impl Iterator<Item = &str> {
+        self.recalls.keys().filter_map(|subject| match subject {
+            Subject::Container(name) => Some(name.as_str()),
+            _ => None,
+        })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.recalls.is_empty()
+    }
+
+    /// The step about that container is not wanted any more.
+    pub(super) fn recall_container(&self, name: &str) {
+        for (subject, recall) in &self.recalls {
+            if matches!(subject, Subject::Container(busy) if busy == name) {
+                recall.cancel();
+            }
+        }
+    }
+
+    /// No step is wanted any more.
+    pub(super) fn recall_all(&self) {
+        self.recalls.values().for_each(CancellationToken::cancel);
+    }
+
+    /// The next step that is done. Never, while there is none.
+    pub(super) async fn next(&mut self) -> Outcome {
+        match self.running.next().await {
+            Some((subject, outcome)) => {
+                self.recalls.remove(&subject);
+                outcome
+            }
+            None => std::future::pending().await,
+        }
+    }
+}
