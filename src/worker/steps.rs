@@ -56,6 +56,8 @@ pub(super) struct Failure {
 pub(super) struct Steps {
     running: FuturesUnordered<BoxFuture<'static, (Subject, Outcome)>>,
     recalls: HashMap<Subject, CancellationToken>,
+    /// The run that a container's step began by stopping, by the container's name.
+    stopping: HashMap<String, String>,
 }
 
 impl Steps {
@@ -92,8 +94,17 @@ impl Steps {
         self.recalls.is_empty()
     }
 
-    /// The step about that container is not wanted any more.
-    pub(super) fn recall_container(&self, name: &str) {
+    /// The step that is begun for that container stops the run with that id first.
+    pub(super) fn note_stop(&mut self, name: &str, id: &str) {
+        self.stopping.insert(name.to_owned(), id.to_owned());
+    }
+
+    /// The step about that container is not wanted any more, for the run with that id is to be
+    /// stopped; unless that is what the step does.
+    pub(super) fn recall_container(&self, name: &str, id: &str) {
+        if self.stopping.get(name).is_some_and(|stopping| stopping == id) {
+            return;
+        }
         for (subject, recall) in &self.recalls {
             if matches!(subject, Subject::Container(busy) if busy == name) {
                 recall.cancel();
@@ -111,6 +122,9 @@ impl Steps {
         match self.running.next().await {
             Some((subject, outcome)) => {
                 self.recalls.remove(&subject);
+                if let Subject::Container(name) = &subject {
+                    self.stopping.remove(name);
+                }
                 outcome
             }
             None => std::future::pending().await,
