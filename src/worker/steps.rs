@@ -59,6 +59,8 @@ pub(super) struct Steps {
     recalls: HashMap<Subject, CancellationToken>,
     /// When each began.
     begun: HashMap<Subject, Timestamp>,
+    /// The run that a container's step began by stopping, by the container's name.
+    stopping: HashMap<String, String>,
 }
 
 impl Steps {
@@ -101,8 +103,17 @@ impl Steps {
         self.recalls.is_empty()
     }
 
-    /// The step about that container is not wanted any more.
-    pub(super) fn recall_container(&self, name: &str) {
+    /// The step that is begun for that container stops the run with that id first.
+    pub(super) fn note_stop(&mut self, name: &str, id: &str) {
+        self.stopping.insert(name.to_owned(), id.to_owned());
+    }
+
+    /// The step about that container is not wanted any more, for the run with that id is to be
+    /// stopped; unless that is what the step does.
+    pub(super) fn recall_container(&self, name: &str, id: &str) {
+        if self.stopping.get(name).is_some_and(|stopping| stopping == id) {
+            return;
+        }
         for (subject, recall) in &self.recalls {
             if matches!(subject, Subject::Container(busy) if busy == name) {
                 recall.cancel();
@@ -121,6 +132,9 @@ impl Steps {
             Some((subject, outcome)) => {
                 self.recalls.remove(&subject);
                 self.begun.remove(&subject);
+                if let Subject::Container(name) = &subject {
+                    self.stopping.remove(name);
+                }
                 outcome
             }
             None => std::future::pending().await,

@@ -141,7 +141,7 @@ impl Task {
         let replaced = |name: &str, starts: &[Start]| starts.iter().any(|start| start.name == name);
         for kill in &kills {
             // Whatever it is busy with, such as its postStart hook, is not wanted any more.
-            self.steps.recall_container(&kill.name);
+            self.steps.recall_container(&kill.name, &kill.id);
         }
         kills.retain(|kill| {
             !self.steps.is_container_busy(&kill.name)
@@ -175,6 +175,9 @@ impl Task {
                     turn: (!ran_here).then(|| self.turn.clone()),
                 }
             });
+            if let Some((run, _)) = &kill {
+                self.steps.note_stop(&name, &run.id);
+            }
             let hands = self.hands();
             self.steps
                 .begin(Subject::Container(name), |recall| hands.container(kill, beginning, recall));
