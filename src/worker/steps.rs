@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
+use longshore_pod::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use crate::runtime::{Present, StartError};
@@ -56,6 +57,8 @@ pub(super) struct Failure {
 pub(super) struct Steps {
     running: FuturesUnordered<BoxFuture<'static, (Subject, Outcome)>>,
     recalls: HashMap<Subject, CancellationToken>,
+    /// When each began.
+    begun: HashMap<Subject, Timestamp>,
 }
 
 impl Steps {
@@ -68,6 +71,7 @@ impl Steps {
         let recall = CancellationToken::new();
         let step = step(recall.clone());
         self.recalls.insert(subject.clone(), recall);
+        self.begun.insert(subject.clone(), Timestamp::now());
         self.running.push(Box::pin(async move { (subject, step.await) }));
     }
 
@@ -86,6 +90,11 @@ impl Steps {
             Subject::Container(name) => Some(name.as_str()),
             _ => None,
         })
+    }
+
+    /// When the step about that container began.
+    pub(super) fn begun(&self, name: &str) -> Option<Timestamp> {
+        self.begun.get(&Subject::Container(name.to_owned())).copied()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -111,6 +120,7 @@ impl Steps {
         match self.running.next().await {
             Some((subject, outcome)) => {
                 self.recalls.remove(&subject);
+                self.begun.remove(&subject);
                 outcome
             }
             None => std::future::pending().await,

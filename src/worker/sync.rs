@@ -25,7 +25,8 @@ impl Task {
             return Some(self.unseen(now));
         }
         self.seen();
-        let (starting, backoff, gates) = (self.starting(), &self.restarts, self.tools.gates);
+        let (starting, backoff, gates) =
+            (self.starting(&observed), &self.restarts, self.tools.gates);
         self.tools.probes.follow(&self.pod, &observed, &starting, &self.told);
         let probes = self.probes.borrow_and_update().clone();
         let inputs = plan::Inputs { probes: &probes, starting: &starting, backoff, now, gates };
