@@ -56,9 +56,8 @@ pub(super) struct Failure {
 #[derive(Default)]
 pub(super) struct Steps {
     running: FuturesUnordered<BoxFuture<'static, (Subject, Outcome)>>,
-    recalls: HashMap<Subject, CancellationToken>,
-    /// When each began.
-    begun: HashMap<Subject, Timestamp>,
+    /// When each began, and what recalls it.
+    known: HashMap<Subject, (Timestamp, CancellationToken)>,
 }
 
 impl Steps {
@@ -70,13 +69,12 @@ impl Steps {
     {
         let recall = CancellationToken::new();
         let step = step(recall.clone());
-        self.recalls.insert(subject.clone(), recall);
-        self.begun.insert(subject.clone(), Timestamp::now());
+        self.known.insert(subject.clone(), (Timestamp::now(), recall));
         self.running.push(Box::pin(async move { (subject, step.await) }));
     }
 
     pub(super) fn is_busy(&self, subject: &Subject) -> bool {
-        self.recalls.contains_key(subject)
+        self.known.contains_key(subject)
     }
 
     /// Whether a step about that container is under way.
@@ -86,7 +84,7 @@ impl Steps {
 
     /// The containers that steps are about.
     pub(super) fn containers(&self) -> impl Iterator<Item = &str> {
-        self.recalls.keys().filter_map(|subject| match subject {
+        self.known.keys().filter_map(|subject| match subject {
             Subject::Container(name) => Some(name.as_str()),
             _ => None,
         })
@@ -94,16 +92,16 @@ impl Steps {
 
     /// When the step about that container began.
     pub(super) fn begun(&self, name: &str) -> Option<Timestamp> {
-        self.begun.get(&Subject::Container(name.to_owned())).copied()
+        self.known.get(&Subject::Container(name.to_owned())).map(|(begun, _)| *begun)
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.recalls.is_empty()
+        self.known.is_empty()
     }
 
     /// The step about that container is not wanted any more.
     pub(super) fn recall_container(&self, name: &str) {
-        for (subject, recall) in &self.recalls {
+        for (subject, (_, recall)) in &self.known {
             if matches!(subject, Subject::Container(busy) if busy == name) {
                 recall.cancel();
             }
@@ -112,15 +110,14 @@ impl Steps {
 
     /// No step is wanted any more.
     pub(super) fn recall_all(&self) {
-        self.recalls.values().for_each(CancellationToken::cancel);
+        self.known.values().for_each(|(_, recall)| recall.cancel());
     }
 
     /// The next step that is done. Never, while there is none.
     pub(super) async fn next(&mut self) -> Outcome {
         match self.running.next().await {
             Some((subject, outcome)) => {
-                self.recalls.remove(&subject);
-                self.begun.remove(&subject);
+                self.known.remove(&subject);
                 outcome
             }
             None => std::future::pending().await,
