@@ -30,10 +30,12 @@ use crate::probes::Probes;
 use crate::registration::{self, Machine, Registration};
 use crate::resources::cgroups::{self, Cgroups, Driver};
 use crate::run_once::{self, Complaints};
-use crate::runtime::{Announcer, PodRuntime, Settings};
+use crate::runtime::{
+    Announcer, Ids, Parts, PodRuntime, Pulls, Settings, UserNamespaceError, Verification,
+};
 use crate::server::{Server, ServerError};
 use crate::services::Services;
-use crate::sources::{self, Source};
+use crate::sources::{self, Source, Update};
 use crate::status::StatusWriter;
 use crate::view::View;
 use crate::volumes::Volumes;
@@ -43,6 +45,8 @@ use crate::worker::{Pool, Tools};
 const API_TIMEOUT: Duration = Duration::from_secs(15);
 /// Changes that may wait for the next room before their sender does.
 const CHANNEL: usize = 64;
+/// Users of a pod that does not share the node's.
+const USER_IDS: u32 = 65536;
 /// How long the last writes may take when the node stops.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -61,6 +65,9 @@ pub enum Error {
     /// The cgroups of pods cannot be made.
     #[error(transparent)]
     Cgroup(#[from] cgroups::Error),
+    /// There are no ids for pods with users of their own.
+    #[error(transparent)]
+    UserNamespace(#[from] UserNamespaceError),
     /// The config allows sysctls that cannot be.
     #[error(transparent)]
     Sysctls(#[from] longshore_pod::admission::Error),
@@ -117,7 +124,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     set_oom_score(config.kubelet.oom_score_adj);
     limit_open_files(config.kubelet.max_open_files);
     let addresses = registration::resolve_addresses(&config.node_ips, &config.node_name).await?;
-    let settings = Arc::new(settings(&config, &addresses, cgroups));
+    let settings = Arc::new(settings(&config, &addresses, cgroups)?);
     for dir in [settings.root_dir.join("pods"), settings.pod_logs_dir.clone()] {
         make_dir(&dir)?;
     }
@@ -130,33 +137,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         sources.push(Source::Api);
         rooms.open(sources::watch_pods(client.clone(), config.node_name.clone(), updates.clone()));
     }
-    let kubelet = &config.kubelet;
-    let mut complain = complain_about_manifests(recorder.clone(), config.node_name.clone());
     let complaints = Complaints::default();
+    let mut complain = complain_about_manifests(recorder.clone(), config.node_name.clone());
     if once {
         complain = complaints.note(complain);
     }
-    if !kubelet.static_pod_path.is_empty() {
-        sources.push(Source::File);
-        rooms.open(sources::watch_manifests(
-            PathBuf::from(&kubelet.static_pod_path),
-            config.node_name.clone(),
-            kubelet.file_check_frequency.get(),
-            complain.clone(),
-            updates.clone(),
-        ));
-    }
-    if !kubelet.static_pod_url.is_empty() {
-        sources.push(Source::Http);
-        rooms.open(sources::poll_url(
-            kubelet.static_pod_url.clone(),
-            kubelet.static_pod_url_header.clone(),
-            config.node_name.clone(),
-            kubelet.http_check_frequency.get(),
-            complain,
-            updates,
-        ));
-    }
+    sources.extend(open_manifests(&config, &mut rooms, complain, updates));
     // A single run does not hear the apiserver, and leaves alone what that may want.
     let unheard = once.then_some(Source::Api);
     let desired = Desired::new(sources.iter().copied().chain(unheard));
@@ -207,16 +193,16 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let announcer = Announcer::new(recorder.clone());
     let handlers = Handlers::new(runtime.clone());
     let probes = Probes::new(handlers.clone(), announcer.clone(), &settings.host_ips);
-    let pods = PodRuntime::new(
-        runtime.clone(),
-        observer.clone(),
-        objects.clone(),
+    let pods = PodRuntime::new(Parts {
+        cri: runtime.clone(),
+        observer: observer.clone(),
+        objects: objects.clone(),
         services,
-        volumes.clone(),
-        announcer.clone(),
+        volumes: volumes.clone(),
+        announcer: announcer.clone(),
         handlers,
-        settings.clone(),
-    );
+        settings: settings.clone(),
+    });
     let tools = Arc::new(Tools {
         runtime: pods,
         observer: observer.clone(),
@@ -336,7 +322,7 @@ fn quota_period(config: &Config) -> Option<Duration> {
     config.kubelet.cpu_cfs_quota.then(|| config.kubelet.cpu_cfs_quota_period.get())
 }
 
-fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Settings {
+fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Result<Settings, Error> {
     let kubelet = &config.kubelet;
     let machine = Machine::read();
     let allocatable =
@@ -348,12 +334,10 @@ fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Settings
             (name.to_owned(), Quantity(text))
         })
         .into();
-    let parallel_pulls = match (kubelet.serialize_image_pulls, kubelet.max_parallel_image_pulls) {
-        (true, _) => 1,
-        (false, Some(limit)) => usize::try_from(limit).unwrap_or(1),
-        (false, None) => tokio::sync::Semaphore::MAX_PERMITS,
-    };
-    Settings {
+    let per_pod = kubelet.user_namespaces.as_ref().and_then(|namespaces| namespaces.ids_per_pod);
+    let per_pod = per_pod.and_then(|ids| u32::try_from(ids).ok()).unwrap_or(USER_IDS);
+    let max_pods = u32::try_from(kubelet.max_pods).unwrap_or_default();
+    Ok(Settings {
         root_dir: config.root_dir.clone(),
         pod_logs_dir: PathBuf::from(&kubelet.pod_logs_dir),
         cluster_dns: kubelet.cluster_dns.clone(),
@@ -364,9 +348,32 @@ fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Settings
         cpu_cfs_quota_period: quota_period(config),
         memory_capacity: i64::try_from(machine.memory).unwrap_or(i64::MAX),
         allocatable,
-        parallel_pulls,
+        pulls: pulls(config),
+        stop_signals: config.gates.enabled("ContainerStopSignals"),
+        user_ids: Ids::of_node(per_pod, max_pods)?,
         cgroups,
-    }
+    })
+}
+
+fn pulls(config: &Config) -> Pulls {
+    let kubelet = &config.kubelet;
+    let parallel = match (kubelet.serialize_image_pulls, kubelet.max_parallel_image_pulls) {
+        (true, _) => 1,
+        (false, Some(limit)) => usize::try_from(limit).unwrap_or(1),
+        (false, None) => tokio::sync::Semaphore::MAX_PERMITS,
+    };
+    let rate = (kubelet.registry_pull_qps > 0)
+        .then(|| (f64::from(kubelet.registry_pull_qps), f64::from(kubelet.registry_burst)));
+    let verification = match kubelet.image_pull_credentials_verification_policy.as_str() {
+        _ if !config.gates.enabled("KubeletEnsureSecretPulledImages") => Verification::Off,
+        "NeverVerify" => Verification::Never,
+        "NeverVerifyAllowlistedImages" => {
+            Verification::AllBut(kubelet.preloaded_images_verification_allowlist.clone())
+        }
+        "AlwaysVerify" => Verification::All,
+        _ => Verification::Pulled,
+    };
+    Pulls { parallel, rate, verification }
 }
 
 fn max_restart_delay(config: &Config) -> SignedDuration {
@@ -381,6 +388,39 @@ fn pod_gates(config: &Config) -> Gates {
         restart_all_containers: config.gates.enabled("RestartAllContainersOnContainerExits"),
         container_stop_signals: config.gates.enabled("ContainerStopSignals"),
     }
+}
+
+/// Open the sources of static pods that the config names.
+fn open_manifests(
+    config: &Config,
+    rooms: &mut Rooms,
+    complain: sources::Complain,
+    updates: mpsc::Sender<(Source, Update)>,
+) -> Vec<Source> {
+    let (kubelet, node_name) = (&config.kubelet, config.node_name.clone());
+    let mut opened = Vec::new();
+    if !kubelet.static_pod_path.is_empty() {
+        opened.push(Source::File);
+        rooms.open(sources::watch_manifests(
+            PathBuf::from(&kubelet.static_pod_path),
+            node_name.clone(),
+            kubelet.file_check_frequency.get(),
+            complain.clone(),
+            updates.clone(),
+        ));
+    }
+    if !kubelet.static_pod_url.is_empty() {
+        opened.push(Source::Http);
+        rooms.open(sources::poll_url(
+            kubelet.static_pod_url.clone(),
+            kubelet.static_pod_url_header.clone(),
+            node_name,
+            kubelet.http_check_frequency.get(),
+            complain,
+            updates,
+        ));
+    }
+    opened
 }
 
 fn complain_about_manifests(recorder: Recorder, node_name: String) -> sources::Complain {

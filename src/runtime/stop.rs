@@ -53,6 +53,7 @@ impl PodRuntime {
     pub async fn release(&self, pod: &Pod) -> Result<(), Error> {
         self.images.forget(spec::uid(pod));
         self.objects.unregister(spec::uid(pod));
+        self.user_namespaces.release(spec::uid(pod));
         self.volumes.unmount(spec::uid(pod)).await?;
         Ok(self.settings.cgroups.remove(pod)?)
     }
@@ -65,6 +66,7 @@ impl PodRuntime {
     /// Remove the pod's directory, with the volumes in it, and its logs.
     pub async fn remove_files(&self, pod: &Pod) -> Result<(), Error> {
         self.volumes.remove_pod(spec::uid(pod)).await?;
+        self.user_namespaces.release(spec::uid(pod));
         // By its end, for of some orphans the UID is all that is known.
         let suffix = format!("_{}", spec::uid(pod));
         let logs = &self.settings.pod_logs_dir;
