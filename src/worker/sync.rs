@@ -175,12 +175,12 @@ impl Task {
                     turn: (!ran_here).then(|| self.turn.clone()),
                 }
             });
-            if let Some((run, _)) = &kill {
-                self.steps.note_stop(&name, &run.id);
+            let stops = kill.as_ref().map(|(run, _)| run.id.clone());
+            let (subject, hands) = (Subject::Container(name.clone()), self.hands());
+            self.steps.begin(subject, |recall| hands.container(kill, beginning, recall));
+            if let Some(id) = stops {
+                self.steps.note_stop(&name, &id);
             }
-            let hands = self.hands();
-            self.steps
-                .begin(Subject::Container(name), |recall| hands.container(kill, beginning, recall));
         }
     }
 
