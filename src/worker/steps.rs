@@ -56,9 +56,13 @@ pub(super) struct Failure {
 #[derive(Default)]
 pub(super) struct Steps {
     running: FuturesUnordered<BoxFuture<'static, (Subject, Outcome)>>,
-    recalls: HashMap<Subject, CancellationToken>,
-    /// When each began.
-    begun: HashMap<Subject, Timestamp>,
+    under_way: HashMap<Subject, UnderWay>,
+}
+
+/// What is known of a step that is not done.
+struct UnderWay {
+    recall: CancellationToken,
+    begun: Timestamp,
 }
 
 impl Steps {
@@ -70,13 +74,12 @@ impl Steps {
     {
         let recall = CancellationToken::new();
         let step = step(recall.clone());
-        self.recalls.insert(subject.clone(), recall);
-        self.begun.insert(subject.clone(), Timestamp::now());
+        self.under_way.insert(subject.clone(), UnderWay { recall, begun: Timestamp::now() });
         self.running.push(Box::pin(async move { (subject, step.await) }));
     }
 
     pub(super) fn is_busy(&self, subject: &Subject) -> bool {
-        self.recalls.contains_key(subject)
+        self.under_way.contains_key(subject)
     }
 
     /// Whether a step about that container is under way.
@@ -86,7 +89,7 @@ impl Steps {
 
     /// The containers that steps are about.
     pub(super) fn containers(&self) -> impl Iterator<Item = &str> {
-        self.recalls.keys().filter_map(|subject| match subject {
+        self.under_way.keys().filter_map(|subject| match subject {
             Subject::Container(name) => Some(name.as_str()),
             _ => None,
         })
@@ -94,33 +97,24 @@ impl Steps {
 
     /// When the step about that container began.
     pub(super) fn begun(&self, name: &str) -> Option<Timestamp> {
-        self.begun.get(&Subject::Container(name.to_owned())).copied()
+        let subject = Subject::Container(name.to_owned());
+        self.under_way.get(&subject).map(|step| step.begun)
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.recalls.is_empty()
-    }
-
-    /// The step about that container is not wanted any more.
-    pub(super) fn recall_container(&self, name: &str) {
-        for (subject, recall) in &self.recalls {
-            if matches!(subject, Subject::Container(busy) if busy == name) {
-                recall.cancel();
-            }
-        }
+        self.under_way.is_empty()
     }
 
     /// No step is wanted any more.
     pub(super) fn recall_all(&self) {
-        self.recalls.values().for_each(CancellationToken::cancel);
+        self.under_way.values().for_each(|step| step.recall.cancel());
     }
 
     /// The next step that is done. Never, while there is none.
     pub(super) async fn next(&mut self) -> Outcome {
         match self.running.next().await {
             Some((subject, outcome)) => {
-                self.recalls.remove(&subject);
-                self.begun.remove(&subject);
+                self.under_way.remove(&subject);
                 outcome
             }
             None => std::future::pending().await,

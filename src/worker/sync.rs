@@ -139,10 +139,6 @@ impl Task {
         // would be judged as if it were its own.
         let may_start = mounts.is_some() && !self.steps.is_busy(&Subject::Image);
         let replaced = |name: &str, starts: &[Start]| starts.iter().any(|start| start.name == name);
-        for kill in &kills {
-            // Whatever it is busy with, such as its postStart hook, is not wanted any more.
-            self.steps.recall_container(&kill.name);
-        }
         kills.retain(|kill| {
             !self.steps.is_container_busy(&kill.name)
                 && (may_start || !replaced(&kill.name, &starts))
