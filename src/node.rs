@@ -35,7 +35,7 @@ use crate::runtime::{
 };
 use crate::server::{Server, ServerError};
 use crate::services::Services;
-use crate::sources::{self, Source};
+use crate::sources::{self, Source, Update};
 use crate::status::StatusWriter;
 use crate::view::View;
 use crate::volumes::Volumes;
@@ -137,33 +137,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         sources.push(Source::Api);
         rooms.open(sources::watch_pods(client.clone(), config.node_name.clone(), updates.clone()));
     }
-    let kubelet = &config.kubelet;
-    let mut complain = complain_about_manifests(recorder.clone(), config.node_name.clone());
     let complaints = Complaints::default();
+    let mut complain = complain_about_manifests(recorder.clone(), config.node_name.clone());
     if once {
         complain = complaints.note(complain);
     }
-    if !kubelet.static_pod_path.is_empty() {
-        sources.push(Source::File);
-        rooms.open(sources::watch_manifests(
-            PathBuf::from(&kubelet.static_pod_path),
-            config.node_name.clone(),
-            kubelet.file_check_frequency.get(),
-            complain.clone(),
-            updates.clone(),
-        ));
-    }
-    if !kubelet.static_pod_url.is_empty() {
-        sources.push(Source::Http);
-        rooms.open(sources::poll_url(
-            kubelet.static_pod_url.clone(),
-            kubelet.static_pod_url_header.clone(),
-            config.node_name.clone(),
-            kubelet.http_check_frequency.get(),
-            complain,
-            updates,
-        ));
-    }
+    sources.extend(open_manifests(&config, &mut rooms, complain, updates));
     // A single run does not hear the apiserver, and leaves alone what that may want.
     let unheard = once.then_some(Source::Api);
     let desired = Desired::new(sources.iter().copied().chain(unheard));
@@ -410,6 +389,39 @@ fn pod_gates(config: &Config) -> Gates {
         restart_all_containers: config.gates.enabled("RestartAllContainersOnContainerExits"),
         container_stop_signals: config.gates.enabled("ContainerStopSignals"),
     }
+}
+
+/// Open the sources of static pods that the config names.
+fn open_manifests(
+    config: &Config,
+    rooms: &mut Rooms,
+    complain: sources::Complain,
+    updates: mpsc::Sender<(Source, Update)>,
+) -> Vec<Source> {
+    let (kubelet, node_name) = (&config.kubelet, config.node_name.clone());
+    let mut opened = Vec::new();
+    if !kubelet.static_pod_path.is_empty() {
+        opened.push(Source::File);
+        rooms.open(sources::watch_manifests(
+            PathBuf::from(&kubelet.static_pod_path),
+            node_name.clone(),
+            kubelet.file_check_frequency.get(),
+            complain.clone(),
+            updates.clone(),
+        ));
+    }
+    if !kubelet.static_pod_url.is_empty() {
+        opened.push(Source::Http);
+        rooms.open(sources::poll_url(
+            kubelet.static_pod_url.clone(),
+            kubelet.static_pod_url_header.clone(),
+            node_name,
+            kubelet.http_check_frequency.get(),
+            complain,
+            updates,
+        ));
+    }
+    opened
 }
 
 fn complain_about_manifests(recorder: Recorder, node_name: String) -> sources::Complain {

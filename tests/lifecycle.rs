@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::{Cluster, FOREVER, PATIENCE, condition, container, phase, run_of, script, uid};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, Secret};
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use longshore_testkit::fakecri::{Fault, FaultProxy};
 use longshore_testkit::{Host, wait_until};
 use serde_json::{Value, json};
@@ -130,7 +130,10 @@ async fn a_guest_joins_a_pod_that_runs() {
     let guest = container("guest", "echo seen; exit 3");
     let patch = json!({"spec": {"ephemeralContainers": [guest]}});
     let params = PatchParams::default();
-    cluster.pods().patch("web", &params, &Patch::Strategic(&patch)).await.expect("a guest");
+    let pods = cluster.pods();
+    pods.patch_ephemeral_containers("web", &params, &Patch::Strategic(&patch))
+        .await
+        .expect("a guest");
     let pod = cluster
         .until("web", "its guest has been and gone", |pod| {
             let statuses = pod.status.as_ref().unwrap().ephemeral_container_statuses.clone();
@@ -267,6 +270,130 @@ async fn a_look_that_goes_on_failing_is_told() {
     assert_eq!(run_of(&cluster.until_ready("web").await).0, 0);
     drop(proxy);
     cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_hook_runs_before_the_stop_signal() {
+    let cluster = Cluster::start().await;
+    let (mut spec, notes) = with_notes(
+        &cluster,
+        "trap 'echo term >>/notes/all; exit 0' TERM; while true; do sleep 1000 & wait $!; done",
+    );
+    spec["containers"][0]["lifecycle"] =
+        json!({"preStop": exec("echo hook >>/notes/all; sleep 1; echo hooked >>/notes/all")});
+    spec["terminationGracePeriodSeconds"] = json!(30);
+    cluster.create("web", spec).await;
+    cluster.until_ready("web").await;
+    cluster.delete("web").await;
+    cluster.until_gone("web").await;
+    assert_eq!(std::fs::read_to_string(notes).unwrap(), "hook\nhooked\nterm\n");
+    cluster.until_event("Killing", "Stopping container c").await;
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_shorter_grace_cuts_a_hook_short_that_runs_and_runs_it_no_second_time() {
+    let cluster = Cluster::start().await;
+    let (mut spec, notes) = with_notes(&cluster, FOREVER);
+    spec["containers"][0]["lifecycle"] =
+        json!({"preStop": exec("echo hook >>/notes/all; sleep 200")});
+    spec["terminationGracePeriodSeconds"] = json!(300);
+    let pod = cluster.create("web", spec).await;
+    cluster.until_ready("web").await;
+    cluster.delete("web").await;
+    wait_until(PATIENCE, "the hook runs", async || std::fs::metadata(&notes)).await.unwrap();
+    let params = DeleteParams::default().grace_period(2);
+    cluster.pods().delete("web", &params).await.expect("a shorter grace");
+    let shortened = Instant::now();
+    cluster.until_gone("web").await;
+    assert!(shortened.elapsed() < Duration::from_secs(30), "{:?}", shortened.elapsed());
+    cluster.until_traceless(&uid(&pod)).await;
+    assert_eq!(std::fs::read_to_string(notes).unwrap(), "hook\n");
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_post_start_hook_that_fails_is_told_and_its_container_begins_again() {
+    let cluster = Cluster::start().await;
+    let mut spec = script(FOREVER);
+    spec["containers"][0]["lifecycle"] = json!({"postStart": exec("exit 1")});
+    cluster.create("web", spec).await;
+    cluster.until_event("FailedPostStartHook", "PostStartHook failed").await;
+    cluster
+        .until("web", "waits after its second try, and says why", |pod| {
+            let status = status_of(pod, "c");
+            let waiting = status.state.and_then(|state| state.waiting).unwrap_or_default();
+            let (reason, message) =
+                (waiting.reason.unwrap_or_default(), waiting.message.unwrap_or_default());
+            match reason == "CrashLoopBackOff" && message.contains("PostStartHookError") {
+                true if status.restart_count == 1 => Ok(()),
+                _ => Err(format!("{} restarts, {reason}: {message}", status.restart_count)),
+            }
+        })
+        .await;
+    assert_eq!(condition(&cluster.pod("web").await, "Ready"), "False");
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_pod_that_vanished_while_nobody_looked_still_gets_its_hook() {
+    let mut cluster = Cluster::start().await;
+    let (mut spec, notes) = with_notes(&cluster, FOREVER);
+    spec["containers"][0]["lifecycle"] = json!({"preStop": exec("echo hook >>/notes/all")});
+    spec["terminationGracePeriodSeconds"] = json!(20);
+    let pod = cluster.create("web", spec).await;
+    cluster.until_ready("web").await;
+    cluster.node.daemon().kill().expect("killed");
+    let force = DeleteParams::default().grace_period(0);
+    cluster.pods().delete("web", &force).await.expect("forced");
+    cluster.node.restart(&cluster.host).expect("started again");
+    cluster.until_traceless(&uid(&pod)).await;
+    assert_eq!(std::fs::read_to_string(notes).unwrap(), "hook\n");
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_container_that_does_not_work_waits_for_no_other() {
+    let host = Host::start().expect("a host");
+    let (cluster, proxy) = behind_a_proxy(host).await;
+    proxy.inject("PullImage", Fault::Hang);
+    let mut spec = script(FOREVER);
+    spec["containers"][0]["livenessProbe"] =
+        json!({"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1});
+    let mut slow = container("d", FOREVER);
+    slow["image"] = json!("longshore.local/far:1");
+    slow["imagePullPolicy"] = json!("Always");
+    spec["containers"].as_array_mut().unwrap().push(slow);
+    cluster.create("web", spec).await;
+    cluster.until_event("Killing", "Container c failed liveness probe, will be restarted").await;
+    cluster
+        .until("web", "restarts the one while the other is pulled", |pod| {
+            match status_of(pod, "c").restart_count {
+                0 => Err("not yet".to_owned()),
+                _ => Ok(()),
+            }
+        })
+        .await;
+    assert_eq!(proxy.pending("PullImage"), 1);
+    cluster.delete("web").await;
+    cluster.until_gone("web").await;
+    drop(proxy);
+    cluster.host.assert_clean();
+}
+
+/// A spec with one container `c` that runs a script and shares a directory with the test, and a
+/// file in it that the container knows as `/notes/all`.
+fn with_notes(cluster: &Cluster, text: &str) -> (Value, std::path::PathBuf) {
+    let dir = cluster.host.dir().join("notes");
+    std::fs::create_dir(&dir).unwrap();
+    let mut spec = script(text);
+    spec["volumes"] = json!([{"name": "notes", "hostPath": {"path": dir}}]);
+    spec["containers"][0]["volumeMounts"] = json!([{"name": "notes", "mountPath": "/notes"}]);
+    (spec, dir.join("all"))
+}
+
+fn exec(text: &str) -> Value {
+    json!({"exec": {"command": ["sh", "-c", text]}})
 }
 
 async fn behind_a_proxy(host: Host) -> (Cluster, FaultProxy) {

@@ -14,7 +14,7 @@ use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::api::{Api, ListParams, WatchEvent, WatchParams};
 use longshore_testkit::Host;
-use longshore_testkit::fakecri::{Fault, FaultProxy};
+use longshore_testkit::fakecri::{self, Fault, FaultProxy};
 use serde_json::{Value, json};
 
 /// Serves the files of `/data` on port 8080.
@@ -210,7 +210,13 @@ async fn one_that_hangs_delays_no_other() {
     .unwrap();
     fs::remove_file(folder.join("ready")).unwrap();
     until_ready_is(&cluster, "web", "False").await;
+    // A runtime that answers nobody says nothing about the container.
+    proxy.inject(fakecri::ANY_METHOD, Fault::Hang);
+    let unknown =
+        "Liveness probe errored and resulted in unknown state: rpc error: code = DeadlineExceeded";
+    cluster.until_event("Unhealthy", unknown).await;
     assert_eq!(run_of(&cluster.pod("web").await).0, 0);
+    proxy.release(fakecri::ANY_METHOD);
     proxy.release("ExecSync");
     drop(proxy);
     cluster.host.assert_clean();
@@ -223,10 +229,11 @@ async fn a_restart_of_the_daemon_changes_no_readiness() {
     fs::write(folder.join("ready"), "yes").unwrap();
     let with = |file: &str| {
         let fields = json!({
-            "startupProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 5},
+            "startupProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 3},
             "readinessProbe": {"httpGet": {"port": 8080, "path": format!("/{file}")},
-                "periodSeconds": 5},
-            "livenessProbe": {"httpGet": {"port": 8080, "path": "/ready"}, "periodSeconds": 5},
+                "periodSeconds": 3, "failureThreshold": 1},
+            "livenessProbe": {"httpGet": {"port": 8080, "path": "/"}, "periodSeconds": 3,
+                "failureThreshold": 100},
         });
         probed(&folder, SERVER, fields)
     };
@@ -256,7 +263,7 @@ async fn a_restart_of_the_daemon_changes_no_readiness() {
     });
     cluster.node.restart(&cluster.host).expect("started again");
     // Two periods, so that the probes have had their say.
-    tokio::time::sleep(Duration::from_secs(10)).await;
+    tokio::time::sleep(Duration::from_secs(6)).await;
     for (name, ready, run) in before {
         let pod = cluster.pod(name).await;
         assert_eq!((condition(&pod, "Ready").as_str(), run_of(&pod)), (ready, run), "{name}");

@@ -78,7 +78,7 @@ struct Mirrors {
     recorder: Recorder,
     /// When a mirror was made again last because it had been changed.
     remade: HashMap<FullName, Instant>,
-    /// UIDs of the pods, by name, of which was told that they stand in a mirror's place.
+    /// Which pods, by name, were told to stand in a mirror's place.
     told: HashMap<FullName, String>,
 }
 
@@ -145,31 +145,34 @@ impl Mirrors {
                 return result.map(|_| true);
             }
         }
-        match pods.get_opt(&name.1).await? {
+        match pods.get_opt(&name.1).await {
             // The watch is behind: its news start another round.
-            Some(found) if spec::is_mirror(&found) && is_of(&found, pod) => Ok(true),
-            // The old one is on its way out.
-            Some(found) if spec::is_mirror(&found) => Ok(false),
-            Some(found) => {
-                let node_name = node.metadata.name.as_deref().unwrap_or_default();
-                self.tell_conflict(name, spec::uid(&found), node_name);
-                Ok(false)
+            Ok(Some(found)) if spec::is_mirror(&found) && is_of(&found, pod) => return Ok(true),
+            Ok(Some(found)) if !spec::is_mirror(&found) => {
+                self.tell_conflict(name, &format!("with UID {}", spec::uid(&found)), &node);
             }
-            None => Ok(false),
+            // What is not bound to this node, the node may not even read.
+            Err(Error::Api(status)) if status.code == 403 => {
+                self.tell_conflict(name, "that is not of this node", &node);
+            }
+            // An old one is on its way out.
+            Ok(_) => {}
+            Err(error) => return Err(error),
         }
+        Ok(false)
     }
 
     /// A pod that is no mirror stands in a mirror's place. The static pod runs all the same.
-    fn tell_conflict(&mut self, name: &FullName, uid: &str, node_name: &str) {
-        if self.told.insert(name.clone(), uid.to_owned()).as_deref() == Some(uid) {
+    fn tell_conflict(&mut self, name: &FullName, which: &str, node: &Node) {
+        if self.told.insert(name.clone(), which.to_owned()).as_deref() == Some(which) {
             return;
         }
+        let (namespace, name) = name;
         let message = format!(
-            "static pod {}/{} runs but cannot be shown: the apiserver has another pod of that name, with UID {uid}",
-            name.0, name.1
+            "static pod {namespace}/{name} runs but has no mirror: its name is another pod's, {which}"
         );
         warn!("{message}");
-        let node = node_reference(node_name);
+        let node = node_reference(node.metadata.name.as_deref().unwrap_or_default());
         self.recorder.event(node, EventType::Warning, "FailedCreateMirrorPod", &message);
     }
 }

@@ -291,6 +291,28 @@ async fn a_container_in_its_post_start_hook_is_let_be() {
     probed.until("2", ProbeKind::Liveness, Finding::Success).await;
 }
 
+#[tokio::test]
+async fn a_probe_that_waits_takes_little_room() {
+    let probed = Probed::new(json!({}));
+    let subject = Subject {
+        pod: Pod::default(),
+        kind: ContainerKind::Regular,
+        container: Container::default(),
+        id: String::new(),
+        ip: String::new(),
+        started_at: Timestamp::now(),
+    };
+    let task = Task {
+        handlers: probed.probes.handlers.clone(),
+        announcer: probed.probes.announcer.clone(),
+        results: watch::Sender::default(),
+        subject: Arc::new(subject),
+        kind: ProbeKind::Liveness,
+    };
+    let size = size_of_val(&task.run(Duration::ZERO));
+    assert!(size <= 1024, "{size} bytes");
+}
+
 /// What many probes cost, asked every second: run with `--run-ignored all
 /// --no-capture`.
 #[test]

@@ -53,7 +53,7 @@ impl Task {
         let observed = self.observed.borrow_and_update().clone();
         let now = Timestamp::now();
         if !observed.partial {
-            self.tools.probes.follow(&self.pod, &observed, &self.starting(), &self.told);
+            self.tools.probes.follow(&self.pod, &observed, &self.starting(&observed), &self.told);
         }
         self.tell(&observed);
         let ended = self.stop_containers(&observed, grace);

@@ -190,13 +190,17 @@ impl Teller<'_> {
         };
         let Some(told) = told else { return self.or_history(kind, fresh) };
         let waited = told.state.as_ref().is_none_or(|state| state.waiting.is_some());
-        if self.restarting && !waited && kind != ContainerKind::Ephemeral {
+        if self.restarting && kind != ContainerKind::Ephemeral {
             const MESSAGE: &str = "The container is removed because RestartAllContainers in place";
-            return ContainerStatus {
-                state: Some(waiting(RESTARTING_ALL, Some(MESSAGE.to_owned()))),
-                last_state: Some(lost(RESTARTING_ALL, MESSAGE)),
-                restart_count: told.restart_count.saturating_add(1),
-                ..fresh
+            // Told once, it is counted.
+            return match waited {
+                true => ContainerStatus { state: told.state.clone().or(fresh.state), ..fresh },
+                false => ContainerStatus {
+                    state: Some(waiting(RESTARTING_ALL, Some(MESSAGE.to_owned()))),
+                    last_state: Some(lost(RESTARTING_ALL, MESSAGE)),
+                    restart_count: told.restart_count.saturating_add(1),
+                    ..fresh
+                },
             };
         }
         if ended(&told.state).is_some() {

@@ -246,12 +246,14 @@ fn a_pod_that_starts_afresh_says_so() {
     }]);
     let pod = pod(json!({
         "restartPolicy": "Never",
+        "initContainers": [{"name": "i", "image": "b"}],
         "containers": [
             {"name": "c", "image": "b", "restartPolicy": "Never", "restartPolicyRules": rules},
             {"name": "d", "image": "b"},
         ],
     }));
-    let both = |c, d| vec![run("c", 0, c), run("d", 0, d)];
+    let both = |c, d| vec![run("i", 0, exited(0)), run("c", 0, c), run("d", 0, d)];
+    let begun_anew = (Some("RestartingAllContainers"), 1);
     let up = tell(&pod, &seen(both(running(), running())), &PodStatus::default(), &[]);
     assert_eq!(condition(&up, "AllContainersRestarting"), ("False", ""));
     let asked = tell(&pod, &seen(both(exited(42), running())), &up, &[]);
@@ -260,6 +262,8 @@ fn a_pod_that_starts_afresh_says_so() {
 
     // One after the other is removed, and who asked for it last.
     let half = tell(&pod, &seen(vec![run("c", 0, exited(42))]), &asked, &[]);
+    assert_eq!(tell(&pod, &seen(vec![run("c", 0, exited(42))]), &half, &[]), half);
+    assert_eq!((wait(init(&half, 0)), init(&half, 0).restart_count), begun_anew);
     assert_eq!((phase(&half), condition(&half, "AllContainersRestarting")), ("Running", begun));
     let removed = &half.container_statuses.as_ref().unwrap()[1];
     assert_eq!(wait(removed), Some("RestartingAllContainers"));
@@ -274,6 +278,8 @@ fn a_pod_that_starts_afresh_says_so() {
         assert_eq!(end(&container.last_state), Some((137, "RestartingAllContainers")));
         assert_eq!(container.restart_count, 1);
     }
+    let runs = tell(&pod, &seen(vec![run("i", 1, running())]), &all, &[]);
+    assert_eq!(init(&runs, 0).restart_count, 1, "counted once");
     let again = tell(&pod, &seen(both(running(), running())), &all, &[]);
     for container in again.container_statuses.as_ref().unwrap() {
         assert_eq!(end(&container.last_state), Some((137, "RestartingAllContainers")));
