@@ -350,6 +350,7 @@ fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Result<S
         allocatable,
         pulls: pulls(config),
         stop_signals: config.gates.enabled("ContainerStopSignals"),
+        oom_kills_group: cgroups.is_unified() && kubelet.single_process_oom_kill != Some(true),
         user_ids: Ids::of_node(per_pod, max_pods)?,
         cgroups,
     })

@@ -7,7 +7,7 @@ mod common;
 use common::{Cluster, FOREVER, container, script};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::node::v1::RuntimeClass;
-use kube::api::{Api, DeleteParams, PostParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 /// A pod that runs once, with these fields in its spec and in its container.
@@ -248,5 +248,38 @@ async fn a_runtime_class_that_is_missing_is_waited_for() {
         cluster.delete(name).await;
         cluster.until_gone(name).await;
     }
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn an_ephemeral_container_looks_into_its_target() {
+    let cluster = Cluster::start().await;
+    let mut spec = script(FOREVER);
+    spec["containers"][0]["name"] = json!("app");
+    cluster.create("watched", spec).await;
+    cluster.until_ready("watched").await;
+    let mut look = container("look", "tr '\\0' ' ' < /proc/1/cmdline > /dev/termination-log");
+    look["targetContainerName"] = json!("app");
+    look["terminationMessagePath"] = json!("/dev/termination-log");
+    let patch = json!({"spec": {"ephemeralContainers": [look]}});
+    let pods = cluster.pods();
+    pods.patch_subresource(
+        "ephemeralcontainers",
+        "watched",
+        &PatchParams::default(),
+        &Patch::Strategic(patch),
+    )
+    .await
+    .expect("it is taken");
+    let words = |pod: &Pod| {
+        let statuses = pod.status.as_ref()?.ephemeral_container_statuses.as_ref()?;
+        statuses.first()?.state.as_ref()?.terminated.as_ref()?.message.clone()
+    };
+    let told = |pod: &Pod| words(pod).map(drop).ok_or_else(|| format!("{:?}", pod.status));
+    let pod = cluster.until("watched", "looked into", told).await;
+    let words = words(&pod).unwrap();
+    assert!(words.starts_with("sh -c trap"), "the first process is the target's: {words}");
+    cluster.delete("watched").await;
+    cluster.until_gone("watched").await;
     cluster.host.assert_clean();
 }

@@ -31,6 +31,7 @@ pub(super) fn settings(dir: &Path) -> Settings {
         allocatable: [].into(),
         pulls: Pulls { parallel: 1, rate: None, verification: Verification::Off },
         stop_signals: false,
+        oom_kills_group: false,
         user_ids: Ids::of_node(65536, 1).unwrap(),
         cgroups: Cgroups::setup(Driver::Cgroupfs, Path::new("/"), false, None).unwrap(),
     }

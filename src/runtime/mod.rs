@@ -75,6 +75,8 @@ pub struct Settings {
     pub pulls: Pulls,
     /// Whether containers may name the signal that stops them.
     pub stop_signals: bool,
+    /// Whether the kernel, out of memory, ends a container as a whole. On cgroup v2 alone.
+    pub oom_kills_group: bool,
     /// The ids for pods with users of their own.
     pub user_ids: Ids,
     /// The cgroups of pods.
