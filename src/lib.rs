@@ -13,6 +13,7 @@ pub mod observe;
 pub mod probes;
 pub mod registration;
 pub mod resources;
+pub mod run_once;
 pub mod runtime;
 pub mod server;
 pub mod services;

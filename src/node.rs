@@ -29,10 +29,13 @@ use crate::observe::{self, Observer};
 use crate::probes::Probes;
 use crate::registration::{self, Machine, Registration};
 use crate::resources::cgroups::{self, Cgroups, Driver};
-use crate::runtime::{Announcer, PodRuntime, Settings};
+use crate::run_once::{self, Complaints};
+use crate::runtime::{
+    Announcer, Ids, Parts, PodRuntime, Pulls, Settings, UserNamespaceError, Verification,
+};
 use crate::server::{Server, ServerError};
 use crate::services::Services;
-use crate::sources::{self, Source};
+use crate::sources::{self, Source, Update};
 use crate::status::StatusWriter;
 use crate::view::View;
 use crate::volumes::Volumes;
@@ -42,6 +45,8 @@ use crate::worker::{Pool, Tools};
 const API_TIMEOUT: Duration = Duration::from_secs(15);
 /// Changes that may wait for the next room before their sender does.
 const CHANNEL: usize = 64;
+/// Users of a pod that does not share the node's.
+const USER_IDS: u32 = 65536;
 /// How long the last writes may take when the node stops.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -60,12 +65,18 @@ pub enum Error {
     /// The cgroups of pods cannot be made.
     #[error(transparent)]
     Cgroup(#[from] cgroups::Error),
+    /// There are no ids for pods with users of their own.
+    #[error(transparent)]
+    UserNamespace(#[from] UserNamespaceError),
     /// The config allows sysctls that cannot be.
     #[error(transparent)]
     Sysctls(#[from] longshore_pod::admission::Error),
     /// The node's ports cannot be opened.
     #[error(transparent)]
     Server(#[from] ServerError),
+    /// Not all pods of a single run came up.
+    #[error(transparent)]
+    RunOnce(#[from] run_once::Error),
     /// A directory cannot be made.
     #[error("{path}: {source}", path = .path.display())]
     Directory {
@@ -76,7 +87,7 @@ pub enum Error {
     },
 }
 
-/// Run a node until told to stop. Containers go on running after it.
+/// Run a node until told to stop, or once. Containers go on running after it.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let config = Arc::new(config);
     let mut rooms = Rooms { tasks: JoinSet::new(), stop: stop.clone() };
@@ -93,7 +104,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
 
     // the apiserver, if there is one, and the recorder of events
     let limits = |qps, burst| Limits { qps, burst, timeout: API_TIMEOUT };
-    let connect = async |qps, burst| match &config.kubeconfig {
+    let once = config.kubelet.run_once;
+    let kubeconfig = config.kubeconfig.as_ref().filter(|_| !once);
+    let connect = async |qps, burst| match kubeconfig {
         Some(path) => client::connect(path, limits(qps, burst)).await.map(Some),
         None => Ok(None),
     };
@@ -111,7 +124,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     set_oom_score(config.kubelet.oom_score_adj);
     limit_open_files(config.kubelet.max_open_files);
     let addresses = registration::resolve_addresses(&config.node_ips, &config.node_name).await?;
-    let settings = Arc::new(settings(&config, &addresses, cgroups));
+    let settings = Arc::new(settings(&config, &addresses, cgroups)?);
     for dir in [settings.root_dir.join("pods"), settings.pod_logs_dir.clone()] {
         make_dir(&dir)?;
     }
@@ -124,17 +137,15 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         sources.push(Source::Api);
         rooms.open(sources::watch_pods(client.clone(), config.node_name.clone(), updates.clone()));
     }
-    if !config.kubelet.static_pod_path.is_empty() {
-        sources.push(Source::File);
-        rooms.open(sources::watch_manifests(
-            PathBuf::from(&config.kubelet.static_pod_path),
-            config.node_name.clone(),
-            config.kubelet.file_check_frequency.get(),
-            complain_about_manifests(recorder.clone(), config.node_name.clone()),
-            updates,
-        ));
+    let complaints = Complaints::default();
+    let mut complain = complain_about_manifests(recorder.clone(), config.node_name.clone());
+    if once {
+        complain = complaints.note(complain);
     }
-    let desired = Desired::new(sources);
+    sources.extend(open_manifests(&config, &mut rooms, complain, updates));
+    // A single run does not hear the apiserver, and leaves alone what that may want.
+    let unheard = once.then_some(Source::Api);
+    let desired = Desired::new(sources.iter().copied().chain(unheard));
     rooms.open(desired.clone().run(merged, changes));
 
     // what pods ask for by name, and what runs
@@ -169,7 +180,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             lease,
             node.clone(),
         ));
-        rooms.open(desired::reconcile_mirrors(desired.clone(), client.clone(), node));
+        rooms.open(desired::reconcile_mirrors(
+            desired.clone(),
+            client.clone(),
+            node,
+            recorder.clone(),
+        ));
         drain.spawn(status.clone().run(client.clone(), desired.clone(), stop.clone()));
     }
 
@@ -177,16 +193,16 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let announcer = Announcer::new(recorder.clone());
     let handlers = Handlers::new(runtime.clone());
     let probes = Probes::new(handlers.clone(), announcer.clone(), &settings.host_ips);
-    let pods = PodRuntime::new(
-        runtime.clone(),
-        observer.clone(),
-        objects.clone(),
+    let pods = PodRuntime::new(Parts {
+        cri: runtime.clone(),
+        observer: observer.clone(),
+        objects: objects.clone(),
         services,
-        volumes.clone(),
-        announcer.clone(),
+        volumes: volumes.clone(),
+        announcer: announcer.clone(),
         handlers,
-        settings.clone(),
-    );
+        settings: settings.clone(),
+    });
     let tools = Arc::new(Tools {
         runtime: pods,
         observer: observer.clone(),
@@ -202,9 +218,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         admission: admission::facts(&config, &runtime).await?,
     });
     let pool = Pool::new(tools, desired.clone());
-    let view = Arc::new(View::new(desired, status, observer, pool.pulse()));
-    let server = Server::bind(&config, &addresses, client.as_ref(), view, runtime).await?;
-    rooms.open(server.run());
+    if !once {
+        let view = View::new(desired.clone(), status.clone(), observer, pool.pulse());
+        let view = Arc::new(view);
+        let server = Server::bind(&config, &addresses, client.as_ref(), view, runtime).await?;
+        rooms.open(server.run());
+    }
     rooms.open(pool.run(changed, stop.clone()));
 
     recorder.event(
@@ -216,7 +235,14 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     notify_ready();
     info!(node = config.node_name, version = KUBERNETES_VERSION, "node runs");
 
-    stop.cancelled().await;
+    let outcome = match once {
+        true => run_once::wait(&sources, &desired, &status, &complaints, &stop).await,
+        false => {
+            stop.cancelled().await;
+            Ok(())
+        }
+    };
+    stop.cancel();
     info!("node stops; containers go on running");
     drop(recorder);
     rooms.close().await;
@@ -227,7 +253,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     if tokio::time::timeout(DRAIN, last_words).await.is_err() {
         warn!("not everything could be told in time");
     }
-    Ok(())
+    Ok(outcome?)
 }
 
 /// The tasks of the node. One that ends early while the node runs is a fault that is told.
@@ -296,7 +322,7 @@ fn quota_period(config: &Config) -> Option<Duration> {
     config.kubelet.cpu_cfs_quota.then(|| config.kubelet.cpu_cfs_quota_period.get())
 }
 
-fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Settings {
+fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Result<Settings, Error> {
     let kubelet = &config.kubelet;
     let machine = Machine::read();
     let allocatable =
@@ -308,12 +334,10 @@ fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Settings
             (name.to_owned(), Quantity(text))
         })
         .into();
-    let parallel_pulls = match (kubelet.serialize_image_pulls, kubelet.max_parallel_image_pulls) {
-        (true, _) => 1,
-        (false, Some(limit)) => usize::try_from(limit).unwrap_or(1),
-        (false, None) => tokio::sync::Semaphore::MAX_PERMITS,
-    };
-    Settings {
+    let per_pod = kubelet.user_namespaces.as_ref().and_then(|namespaces| namespaces.ids_per_pod);
+    let per_pod = per_pod.and_then(|ids| u32::try_from(ids).ok()).unwrap_or(USER_IDS);
+    let max_pods = u32::try_from(kubelet.max_pods).unwrap_or_default();
+    Ok(Settings {
         root_dir: config.root_dir.clone(),
         pod_logs_dir: PathBuf::from(&kubelet.pod_logs_dir),
         cluster_dns: kubelet.cluster_dns.clone(),
@@ -324,9 +348,33 @@ fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Settings
         cpu_cfs_quota_period: quota_period(config),
         memory_capacity: i64::try_from(machine.memory).unwrap_or(i64::MAX),
         allocatable,
-        parallel_pulls,
+        pulls: pulls(config),
+        stop_signals: config.gates.enabled("ContainerStopSignals"),
+        oom_kills_group: cgroups.is_unified() && kubelet.single_process_oom_kill != Some(true),
+        user_ids: Ids::of_node(per_pod, max_pods)?,
         cgroups,
-    }
+    })
+}
+
+fn pulls(config: &Config) -> Pulls {
+    let kubelet = &config.kubelet;
+    let parallel = match (kubelet.serialize_image_pulls, kubelet.max_parallel_image_pulls) {
+        (true, _) => 1,
+        (false, Some(limit)) => usize::try_from(limit).unwrap_or(1),
+        (false, None) => tokio::sync::Semaphore::MAX_PERMITS,
+    };
+    let rate = (kubelet.registry_pull_qps > 0)
+        .then(|| (f64::from(kubelet.registry_pull_qps), f64::from(kubelet.registry_burst)));
+    let verification = match kubelet.image_pull_credentials_verification_policy.as_str() {
+        _ if !config.gates.enabled("KubeletEnsureSecretPulledImages") => Verification::Off,
+        "NeverVerify" => Verification::Never,
+        "NeverVerifyAllowlistedImages" => {
+            Verification::AllBut(kubelet.preloaded_images_verification_allowlist.clone())
+        }
+        "AlwaysVerify" => Verification::All,
+        _ => Verification::Pulled,
+    };
+    Pulls { parallel, rate, verification }
 }
 
 fn max_restart_delay(config: &Config) -> SignedDuration {
@@ -343,9 +391,42 @@ fn pod_gates(config: &Config) -> Gates {
     }
 }
 
+/// Open the sources of static pods that the config names.
+fn open_manifests(
+    config: &Config,
+    rooms: &mut Rooms,
+    complain: sources::Complain,
+    updates: mpsc::Sender<(Source, Update)>,
+) -> Vec<Source> {
+    let (kubelet, node_name) = (&config.kubelet, config.node_name.clone());
+    let mut opened = Vec::new();
+    if !kubelet.static_pod_path.is_empty() {
+        opened.push(Source::File);
+        rooms.open(sources::watch_manifests(
+            PathBuf::from(&kubelet.static_pod_path),
+            node_name.clone(),
+            kubelet.file_check_frequency.get(),
+            complain.clone(),
+            updates.clone(),
+        ));
+    }
+    if !kubelet.static_pod_url.is_empty() {
+        opened.push(Source::Http);
+        rooms.open(sources::poll_url(
+            kubelet.static_pod_url.clone(),
+            kubelet.static_pod_url_header.clone(),
+            node_name,
+            kubelet.http_check_frequency.get(),
+            complain,
+            updates,
+        ));
+    }
+    opened
+}
+
 fn complain_about_manifests(recorder: Recorder, node_name: String) -> sources::Complain {
-    Box::new(move |file, reason| {
-        let message = format!("manifest {}: {reason}", file.display());
+    Arc::new(move |place, reason| {
+        let message = format!("manifest {place}: {reason}");
         warn!("{message}");
         recorder.event(node_reference(&node_name), EventType::Warning, "InvalidManifest", &message);
     })

@@ -22,6 +22,7 @@ const WEBSOCKETS: [&str; 2] =
     ["KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "KUBECTL_PORT_FORWARD_WEBSOCKETS"];
 const PROTOCOLS: [&str; 2] = ["true", "false"];
 const MUCH: usize = 3 << 20;
+const LITTLE: usize = 16 << 10;
 
 struct Kubectl<'a> {
     cluster: &'a Cluster,
@@ -100,8 +101,10 @@ async fn commands_run_in_containers() {
         assert!(input.status.success(), "{}", text(&input.stderr));
         assert!(input.stdout == much, "{} of {MUCH} bytes came back", input.stdout.len());
 
-        // input that nobody reads is no reason not to end
-        let unread = kubectl.run(&["exec", "-i", "web", "-c", "c", "--", "echo", "done"], &much);
+        // input that nobody reads is no reason not to end; of more than a pipe takes containerd 1.6
+        // itself waits for a reader
+        let echo = ["exec", "-i", "web", "-c", "c", "--", "echo", "done"];
+        let unread = kubectl.run(&echo, &much[..LITTLE]);
         assert_eq!((unread.status.code(), text(&unread.stdout)), (Some(0), "done\n"));
 
         let absent = kubectl.run(&["exec", "web", "-c", "c", "--", "no-such-program"], b"");
@@ -151,12 +154,12 @@ async fn abandon(cluster: &mut Cluster) {
     let before = pids.map(open_files);
     for websockets in PROTOCOLS {
         let kubectl = Kubectl { cluster, websockets };
-        let line = "cat >/dev/null; touch /tmp/left";
+        let line = "touch /tmp/began; cat >/dev/null; touch /tmp/left";
         let command = ["exec", "-i", "web", "-c", "c", "--", "sh", "-c", line];
         let mut child = Running(kubectl.command(&command).spawn().unwrap());
         wait_until(PATIENCE, "the command runs", async || {
-            let output = kubectl.exec("pgrep cat || true");
-            (!output.stdout.is_empty()).then_some(()).ok_or_else(|| "not yet".to_owned())
+            let output = kubectl.exec("rm /tmp/began");
+            output.status.success().then_some(()).ok_or_else(|| "not yet".to_owned())
         })
         .await
         .unwrap();
@@ -197,13 +200,22 @@ fn run_handler(cluster: &Cluster) {
 #[tokio::test(flavor = "multi_thread")]
 async fn ports_of_pods_are_reached() {
     let mut cluster = cluster().await;
+    wait_until(PATIENCE, "the web server listens", async || {
+        let kubectl = Kubectl { cluster: &cluster, websockets: "true" };
+        let output = kubectl.exec("wget -qO /dev/null http://127.0.0.1:8080/much");
+        output.status.success().then_some(()).ok_or_else(|| text(&output.stderr).to_owned())
+    })
+    .await
+    .unwrap();
     let before = [cluster.node.daemon().pid()].map(open_files);
     for websockets in PROTOCOLS {
         let kubectl = Kubectl { cluster: &cluster, websockets };
         let mut child =
             Running(kubectl.command(&["port-forward", "pod/web", ":8080"]).spawn().unwrap());
         let mut line = String::new();
-        BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        // kubectl goes on to write there
+        let mut stdout = BufReader::new(child.0.stdout.take().unwrap());
+        stdout.read_line(&mut line).unwrap();
         let address = line.split_whitespace().nth(2).expect(&line).to_owned();
         assert_eq!(get(&address), MUCH);
         let many: Vec<_> = (0..4)

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
-use longshore_cri::Runtime;
+use longshore_cri::{Code, Runtime};
 use longshore_pod::expand::expand;
 use tokio::time::timeout;
 
@@ -41,15 +41,21 @@ pub(super) async fn run(
         Some(Ok(answer)) => {
             let output = [head(&answer.stdout), head(&answer.stderr)].concat();
             let stderr = text(&answer.stderr);
-            Ok(Ended::Exited { code: answer.exit_code, output: text(&output), stderr })
+            return Ok(Ended::Exited { code: answer.exit_code, output: text(&output), stderr });
         }
-        Some(Err(error)) if !error.is_deadline_exceeded() => Err(runtime_error(error)),
-        Some(Err(_)) | None => {
-            let seconds = limit.unwrap_or_default().as_secs().try_into().unwrap_or(i64::MAX);
-            let limit = GoDuration::secs(seconds);
-            Ok(Ended::TimedOut(format!("command timed out: {words:?} timed out after {limit}")))
-        }
+        Some(Err(error)) if !error.is_deadline_exceeded() => return Err(runtime_error(error)),
+        Some(Err(_)) => {}
+        // The runtime may wait for what the program has left behind, or may be at a loss itself;
+        // then the container is not to blame.
+        None => drop(timeout(SLACK, cri.version()).await.map_err(|_| silence())?),
     }
+    let seconds = limit.unwrap_or_default().as_secs().try_into().unwrap_or(i64::MAX);
+    let limit = GoDuration::secs(seconds);
+    Ok(Ended::TimedOut(format!("command timed out: {words:?} timed out after {limit}")))
+}
+
+fn silence() -> Error {
+    Error::Runtime(rpc_error(Code::DeadlineExceeded, "the runtime does not answer"))
 }
 
 /// Run the program of a probe.

@@ -272,10 +272,11 @@ fn follow(mut get: Get, url: Url, location: &str) -> Get {
     if location.contains("//") {
         get.host = None;
     }
-    if get.url.scheme == url.scheme || url.scheme == "https" {
-        if let Ok(referer) = HeaderValue::try_from(get.url.to_string()) {
-            get.headers.insert(REFERER, referer);
-        }
+    let is_exposed = get.url.scheme == "https" && url.scheme != "https";
+    if let Ok(referer) = HeaderValue::try_from(get.url.to_string())
+        && !is_exposed
+    {
+        get.headers.insert(REFERER, referer);
     }
     Get { url, ..get }
 }

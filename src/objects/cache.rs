@@ -5,10 +5,11 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use k8s_openapi::Metadata;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use k8s_openapi::{Metadata, NamespaceResourceScope};
-use kube::Resource;
+use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::core::ObjectMeta;
+use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use tokio::sync::Mutex as AsyncMutex;
 
@@ -16,14 +17,13 @@ use super::Error;
 
 /// An object that pods refer to by name.
 pub(super) trait Named:
-    Resource<DynamicType = (), Scope = NamespaceResourceScope>
-    + Metadata<Ty = ObjectMeta>
-    + DeserializeOwned
-    + Clone
-    + Debug
+    Metadata<Ty = ObjectMeta> + DeserializeOwned + Clone + Debug
 {
     /// What messages call it.
     const NAME: &'static str;
+
+    /// Where to ask for it.
+    fn api(client: Client, namespace: &str) -> Api<Self>;
 
     /// Whether its data can never change.
     fn immutable(&self) -> bool;
@@ -31,6 +31,10 @@ pub(super) trait Named:
 
 impl Named for Secret {
     const NAME: &'static str = "secret";
+
+    fn api(client: Client, namespace: &str) -> Api<Self> {
+        Api::namespaced(client, namespace)
+    }
 
     fn immutable(&self) -> bool {
         self.immutable == Some(true)
@@ -40,12 +44,29 @@ impl Named for Secret {
 impl Named for ConfigMap {
     const NAME: &'static str = "configmap";
 
+    fn api(client: Client, namespace: &str) -> Api<Self> {
+        Api::namespaced(client, namespace)
+    }
+
     fn immutable(&self) -> bool {
         self.immutable == Some(true)
     }
 }
 
-/// Namespace and name.
+impl Named for RuntimeClass {
+    const NAME: &'static str = "runtimeclass.node.k8s.io";
+
+    fn api(client: Client, _: &str) -> Api<Self> {
+        Api::all(client)
+    }
+
+    /// Its handler is. A class of the same name that is made later is for the pods after it.
+    fn immutable(&self) -> bool {
+        true
+    }
+}
+
+/// Namespace, empty for an object of the whole cluster, and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Key {
     namespace: Box<str>,

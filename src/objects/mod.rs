@@ -1,4 +1,4 @@
-//! Secrets, configmaps and service account tokens that the pods of this node refer to, fetched one
+//! Secrets, configmaps, runtime classes and service account tokens that the pods of this node refer to, fetched one
 //! by one by name as the Node authorizer allows. Workers register a pod here before they use it;
 //! volumes, environment variables and image pulls read from here.
 //! Current limitations: changes are seen by asking again after a time to live, not by a watch.
@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, ServiceAccountTokenProjection};
-use kube::api::{Api, GetParams};
+use k8s_openapi::api::node::v1::RuntimeClass;
+use kube::api::GetParams;
 use kube::{Client, Error as KubeError};
 use longshore_pod::spec;
 
@@ -35,7 +36,7 @@ pub enum Error {
     /// The apiserver has no such object.
     #[error("{kind} {name:?} not found")]
     NotFound {
-        /// `secret` or `configmap`.
+        /// `secret`, `configmap` or `runtimeclass.node.k8s.io`.
         kind: &'static str,
         /// The object's name.
         name: String,
@@ -77,7 +78,10 @@ impl Error {
 
 /// One of the secrets and configmaps that a pod refers to, if there is any, in words.
 pub fn first_reference(pod: &Pod) -> Option<String> {
-    references::of(pod).first().map(ToString::to_string)
+    let all = references::of(pod);
+    // A class tells how to run a pod, and holds nothing that is for some pods alone.
+    let kept = all.iter().find(|reference| !matches!(reference, Reference::RuntimeClass(_)));
+    kept.map(ToString::to_string)
 }
 
 /// A request's answer, or an error once it has taken too long.
@@ -108,6 +112,7 @@ struct Inner {
     client: Option<Client>,
     secrets: Cache<Secret>,
     config_maps: Cache<ConfigMap>,
+    runtime_classes: Cache<RuntimeClass>,
     pods: Mutex<HashMap<String, Registered>>,
 }
 
@@ -130,6 +135,7 @@ impl Objects {
             client,
             secrets: Cache::default(),
             config_maps: Cache::default(),
+            runtime_classes: Cache::default(),
             pods: Mutex::default(),
         };
         Self { inner: Arc::new(inner), time_to_live }
@@ -174,6 +180,11 @@ impl Objects {
         self.get(&self.inner.config_maps, namespace, name).await
     }
 
+    /// A runtime class by name. Callers at the same time share one request.
+    pub async fn runtime_class(&self, name: &str) -> Result<Arc<RuntimeClass>, Error> {
+        self.get(&self.inner.runtime_classes, "", name).await
+    }
+
     /// A token of the pod's service account, bound to the pod and kept until 80 % of its life is
     /// over. When it cannot be renewed in time, the old one is given as long as it is valid.
     pub async fn service_account_token(
@@ -191,10 +202,13 @@ impl Objects {
         namespace: &str,
         name: &str,
     ) -> Result<Arc<K>, Error> {
-        let action = || format!("get {} {namespace}/{name}", K::NAME);
+        let action = || match namespace {
+            "" => format!("get {} {name}", K::NAME),
+            namespace => format!("get {} {namespace}/{name}", K::NAME),
+        };
         let client =
             self.inner.client.as_ref().ok_or_else(|| Error::NoApiserver { action: action() })?;
-        let api = Api::<K>::namespaced(client.clone(), namespace);
+        let api = K::api(client.clone(), namespace);
         cache
             .get(namespace, name, self.time_to_live, async |known| {
                 // The apiserver's own cache is good enough to look for changes, and spares etcd.
@@ -222,6 +236,7 @@ impl Inner {
         match reference {
             Reference::Secret(key) => self.secrets.retain(key),
             Reference::ConfigMap(key) => self.config_maps.retain(key),
+            Reference::RuntimeClass(key) => self.runtime_classes.retain(key),
         }
     }
 
@@ -229,6 +244,7 @@ impl Inner {
         match reference {
             Reference::Secret(key) => self.secrets.release(key),
             Reference::ConfigMap(key) => self.config_maps.release(key),
+            Reference::RuntimeClass(key) => self.runtime_classes.release(key),
         }
     }
 }

@@ -8,7 +8,7 @@ mod task;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -66,10 +66,16 @@ impl Probes {
         self.pods().entry(uid.to_owned()).or_default().results.subscribe()
     }
 
-    /// Probe the containers of the pod that run, and no others any more. A run that `told` shows as
-    /// started and ready is taken for that until its probes say otherwise, if it is older than the
-    /// daemon.
-    pub fn follow(&self, pod: &Pod, observed: &ObservedPod, told: &PodStatus) {
+    /// Probe the containers of the pod that run, but for those that are `starting`, whose postStart
+    /// hooks are under way, and no others any more. A run that `told` shows as started and ready is
+    /// taken for that until its probes say otherwise, if it is older than the daemon.
+    pub fn follow(
+        &self,
+        pod: &Pod,
+        observed: &ObservedPod,
+        starting: &HashSet<String>,
+        told: &PodStatus,
+    ) {
         let Some(pod_spec) = &pod.spec else { return };
         if !spec::containers(pod_spec).any(|(_, container)| kinds(container).next().is_some()) {
             return;
@@ -93,7 +99,7 @@ impl Probes {
             let State::Running { started_at } = run.state else { continue };
             let Some((kind, container)) = spec::container(pod, &run.name) else { continue };
             let is_probed = matches!(kind, ContainerKind::Regular | ContainerKind::Sidecar);
-            if !is_probed || known.runs.contains_key(&run.id) {
+            if !is_probed || starting.contains(&run.name) || known.runs.contains_key(&run.id) {
                 continue;
             }
             let is_old = started_at < self.began;

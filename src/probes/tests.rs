@@ -64,7 +64,11 @@ impl Probed {
             stop_signal: None,
             state: State::Running { started_at },
         }];
-        self.probes.follow(&self.pod, &self.observed, told);
+        self.probes.follow(&self.pod, &self.observed, &HashSet::new(), told);
+    }
+
+    fn follow(&self) {
+        self.probes.follow(&self.pod, &self.observed, &HashSet::new(), &PodStatus::default());
     }
 
     fn found(&self, id: &str, kind: ProbeKind) -> Finding {
@@ -237,11 +241,11 @@ async fn a_pod_that_ends_is_asked_for_its_readiness_alone() {
     probed.until("1", ProbeKind::Liveness, Finding::Success).await;
     probed.until("1", ProbeKind::Readiness, Finding::Success).await;
     probed.probes.wind_down("u");
-    probed.probes.follow(&probed.pod, &probed.observed, &PodStatus::default());
+    probed.follow();
     sleep(Duration::from_millis(1500)).await;
     assert_eq!((asked.load(Ordering::Relaxed), lives.load(Ordering::Relaxed)), (2, 1));
     probed.observed.containers.clear();
-    probed.probes.follow(&probed.pod, &probed.observed, &PodStatus::default());
+    probed.follow();
     assert_eq!(probed.found("1", ProbeKind::Readiness), Finding::Unknown);
     sleep(Duration::from_millis(1500)).await;
     assert_eq!(asked.load(Ordering::Relaxed), 2, "what does not run is not asked");
@@ -270,6 +274,43 @@ async fn one_that_hangs_delays_no_other() {
         }
     };
     timeout(LONG, closed).await.expect("the connection is closed");
+}
+
+#[tokio::test]
+async fn a_container_in_its_post_start_hook_is_let_be() {
+    let (port, asked) = server().await;
+    let mut probed = Probed::new(json!({"livenessProbe": tcp(port)}));
+    probed.runs("1", Duration::ZERO);
+    probed.until("1", ProbeKind::Liveness, Finding::Success).await;
+    probed.observed.containers[0].id = "2".to_owned();
+    let starting = HashSet::from(["c".to_owned()]);
+    probed.probes.follow(&probed.pod, &probed.observed, &starting, &PodStatus::default());
+    sleep(SHORT).await;
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    probed.follow();
+    probed.until("2", ProbeKind::Liveness, Finding::Success).await;
+}
+
+#[tokio::test]
+async fn a_probe_that_waits_takes_little_room() {
+    let probed = Probed::new(json!({}));
+    let subject = Subject {
+        pod: Pod::default(),
+        kind: ContainerKind::Regular,
+        container: Container::default(),
+        id: String::new(),
+        ip: String::new(),
+        started_at: Timestamp::now(),
+    };
+    let task = Task {
+        handlers: probed.probes.handlers.clone(),
+        announcer: probed.probes.announcer.clone(),
+        results: watch::Sender::default(),
+        subject: Arc::new(subject),
+        kind: ProbeKind::Liveness,
+    };
+    let size = size_of_val(&task.run(Duration::ZERO));
+    assert!(size <= 1024, "{size} bytes");
 }
 
 /// What many probes cost, asked every second: run with `--run-ignored all

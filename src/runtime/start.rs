@@ -1,24 +1,40 @@
 //! A container's beginning, in the steps between which its worker may change its mind: image,
 //! config, start. The postStart hook comes after them.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, Pod};
-use longshore_pod::expand::expand;
+use longshore_cri::v1;
 use longshore_pod::observed::{Sandbox, State};
 use longshore_pod::plan::Start;
 use longshore_pod::spec::{self, ContainerKind};
 use tracing::debug;
 
-use super::images::Present;
-use super::{Error, PodRuntime, StartError, container, create_dir, describe, env, hosts, sandbox};
-use crate::volumes::{Mounted, PodMounts, SubPath};
+use super::images::{self, Present};
+use super::isolation::{self, Isolation};
+use super::{
+    Error, PodRuntime, StartError, container, create_dir, describe, env, hosts, mounts, sandbox,
+};
+use crate::volumes::PodMounts;
 
 /// A container that is ready to be made: what the runtime is asked for.
 pub struct Prepared {
-    config: longshore_cri::v1::ContainerConfig,
-    sandbox_config: longshore_cri::v1::PodSandboxConfig,
+    config: v1::ContainerConfig,
+    sandbox_config: v1::PodSandboxConfig,
     log: PathBuf,
+}
+
+/// What a container is made from besides the pod.
+struct Making<'a> {
+    sandbox: &'a Sandbox,
+    kind: ContainerKind,
+    container: &'a Container,
+    mounts: &'a PodMounts,
+    image_volumes: BTreeMap<String, v1::ImageSpec>,
+    image: Present,
+    isolation: Isolation,
+    restart_count: u32,
 }
 
 impl PodRuntime {
@@ -34,11 +50,19 @@ impl PodRuntime {
         let say = |message: &str| {
             self.announcer.container(pod, kind, &container.name, true, "Failed", message);
         };
-        let sandbox_config = sandbox::config(&self.settings, pod, attempt).map_err(|error| {
+        // For a pull it does not matter which users the pod is to have.
+        let namespaces = pod.spec.as_ref().map(isolation::namespaces).unwrap_or_default();
+        let sandbox_config = sandbox::config(&self.settings, pod, attempt, namespaces);
+        let (sandbox_config, _) = sandbox_config.map_err(|error| {
             say(&format!("Error: {error}"));
             StartError::new("CreateContainerConfigError", error.to_string())
         })?;
-        let image = self.images.ensure(pod, kind, container, &sandbox_config).await;
+        let wanted = images::Wanted {
+            reference: container.image.as_deref().unwrap_or_default(),
+            policy: container.image_pull_policy.as_deref(),
+            container: Some((kind, &container.name)),
+        };
+        let image = self.images.ensure(pod, wanted, &sandbox_config).await;
         image.inspect_err(|error| say(&format!("Error: {}", error.reason)))
     }
 
@@ -52,23 +76,38 @@ impl PodRuntime {
         image: Present,
         mounts: &PodMounts,
     ) -> Result<Prepared, StartError> {
-        let prepare = async {
-            let sandbox_config = sandbox::config(&self.settings, pod, sandbox.attempt)?;
-            let log_dir = self.settings.pod_log_dir(pod).join(&container.name);
-            create_dir(&log_dir).await?;
-            let restart_count = match start.restart_count {
-                Some(count) => count,
-                None => container::restart_count_from_logs(&log_dir),
-            };
-            let config = self
-                .container_config(pod, sandbox, container, restart_count, image, mounts)
-                .await?;
-            let log = log_dir.join(format!("{restart_count}.log"));
-            Ok(Prepared { config, sandbox_config, log })
-        };
-        prepare.await.map_err(|error: Error| {
+        let config_error = |error: Error| {
             self.not_started(pod, start, "CreateContainerConfigError", error.to_string())
-        })
+        };
+        let isolation = self.isolation(pod).await.map_err(config_error)?;
+        // What had to be left out was told when the sandbox was made.
+        let (sandbox_config, _) =
+            sandbox::config(&self.settings, pod, sandbox.attempt, isolation.namespaces.clone())
+                .map_err(config_error)?;
+        let image_volumes = self.image_volumes(pod, container, &sandbox_config).await;
+        let image_volumes = image_volumes.inspect_err(|error| {
+            let text = format!("Error: {}", error.reason);
+            self.announcer.container(pod, start.kind, &start.name, true, "Failed", &text);
+        })?;
+        let log_dir = self.settings.pod_log_dir(pod).join(&container.name);
+        create_dir(&log_dir).await.map_err(config_error)?;
+        let restart_count = match start.restart_count {
+            Some(count) => count,
+            None => container::restart_count_from_logs(&log_dir),
+        };
+        let making = Making {
+            sandbox,
+            kind: start.kind,
+            container,
+            mounts,
+            image_volumes,
+            image,
+            isolation,
+            restart_count,
+        };
+        let config = self.container_config(pod, making).await.map_err(config_error)?;
+        let log = log_dir.join(format!("{restart_count}.log"));
+        Ok(Prepared { config, sandbox_config, log })
     }
 
     /// Create the container and start it; gives its id. Not to be dropped half-way: nobody would
@@ -106,7 +145,9 @@ impl PodRuntime {
             debug!(pod = describe(pod), %id, %error, "look at a started container failed");
         }
         started.map_err(|error| {
-            self.not_started(pod, start, "RunContainerError", cri_message(&error))
+            // An id tells a user nothing, and makes each event one of its own.
+            let message = cri_message(&error).replace(&id, &start.name);
+            self.not_started(pod, start, "RunContainerError", message)
         })?;
         say("Started", "Container started");
         let link = container::legacy_log_link(pod, &start.name, &id);
@@ -140,59 +181,74 @@ impl PodRuntime {
         StartError::new(reason, message)
     }
 
+    /// The images that the container mounts as volumes, by the volume's name.
+    async fn image_volumes(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        sandbox_config: &v1::PodSandboxConfig,
+    ) -> Result<BTreeMap<String, v1::ImageSpec>, StartError> {
+        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        let mut images = BTreeMap::new();
+        for volume in volumes {
+            let used = container.volume_mounts.iter().flatten().any(|m| m.name == volume.name);
+            let Some(source) = volume.image.as_ref().filter(|_| used) else { continue };
+            let wanted = images::Wanted {
+                reference: source.reference.as_deref().unwrap_or_default(),
+                policy: source.pull_policy.as_deref(),
+                container: None,
+            };
+            let image = self.images.ensure(pod, wanted, sandbox_config).await?;
+            let image = v1::ImageSpec {
+                image: image.reference,
+                user_specified_image: wanted.reference.to_owned(),
+                annotations: images::annotations(pod),
+                ..v1::ImageSpec::default()
+            };
+            images.insert(volume.name.clone(), image);
+        }
+        Ok(images)
+    }
+
     async fn container_config(
         &self,
         pod: &Pod,
-        sandbox: &Sandbox,
-        container: &Container,
-        restart_count: u32,
-        image: Present,
-        mounts: &PodMounts,
-    ) -> Result<longshore_cri::v1::ContainerConfig, Error> {
-        let ips = match sandbox.host_network {
+        making: Making<'_>,
+    ) -> Result<v1::ContainerConfig, Error> {
+        let Making { container, mounts, restart_count, .. } = making;
+        let pod_ips = match making.sandbox.host_network {
             true => &self.settings.host_ips,
-            false => &sandbox.ips,
+            false => &making.sandbox.ips,
         };
-        let sources = env::Sources { runtime: self, pod, container, pod_ips: ips, mounts };
+        let sources = env::Sources { runtime: self, pod, container, pod_ips, mounts };
         let environment = sources.environment().await?;
-        let mut volumes = Vec::new();
-        for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
-            // The apiserver sees to it that a mount names a volume; a manifest may not.
-            let volume = mounts.get(&mount.name).cloned().ok_or_else(|| Error::Field {
-                field: "volumeMounts.name",
-                value: mount.name.clone(),
-            })?;
-            let path = match (&mount.sub_path, &mount.sub_path_expr) {
-                (Some(path), _) if !path.is_empty() => path.clone(),
-                (_, Some(path)) => expand(path, |name| environment.get(name)),
-                _ => String::new(),
-            };
-            volumes.push(match path.is_empty() {
-                true => volume,
-                false => {
-                    let sub_path = SubPath {
-                        volume: &mount.name,
-                        volume_path: &volume.path,
-                        container: &container.name,
-                        index,
-                        path: &path,
-                    };
-                    let path = self.volumes.sub_path(spec::uid(pod), sub_path).await?;
-                    Mounted { path, ..volume }
-                }
-            });
-        }
-        let hosts_file = hosts::write(&self.settings, pod, ips).await?;
+        let Isolation { handler, namespaces } = making.isolation;
+        let namespaces = self.container_namespaces(pod, making.kind, container, namespaces)?;
+        let recursive = mounts::asks_for_recursion(container)
+            && self.mounts_read_only_recursively(&handler).await?;
+        let sources = mounts::Sources {
+            runtime: self,
+            pod,
+            container,
+            volumes: mounts,
+            images: &making.image_volumes,
+            environment: &environment,
+            hosts_file: hosts::write(&self.settings, pod, pod_ips).await?,
+            restart_count,
+            recursive,
+            users: &namespaces.userns_options.clone().unwrap_or_default(),
+        };
+        let mounts = sources.mounts().await?;
         container::config(container::Inputs {
             settings: &self.settings,
             pod,
             container,
             restart_count,
-            image_ref: image.reference,
-            image_user: image.user,
+            image_ref: making.image.reference,
+            image_user: making.image.user,
             environment,
-            volumes,
-            hosts_file,
+            mounts,
+            namespaces,
         })
     }
 }

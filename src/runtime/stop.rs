@@ -54,6 +54,7 @@ impl PodRuntime {
     pub async fn release(&self, pod: &Pod) -> Result<(), Error> {
         self.images.forget(spec::uid(pod));
         self.objects.unregister(spec::uid(pod));
+        self.user_namespaces.release(spec::uid(pod));
         self.volumes.unmount(spec::uid(pod)).await?;
         Ok(self.settings.cgroups.remove(pod)?)
     }
@@ -67,7 +68,9 @@ impl PodRuntime {
     pub async fn remove_files(&self, pod: &Pod) -> Result<(), Error> {
         self.remove_logs(spec::uid(pod)).await?;
         // The last to go: by it, a daemon that comes after this one finds what is left to do.
-        Ok(self.volumes.remove_pod(spec::uid(pod)).await?)
+        self.volumes.remove_pod(spec::uid(pod)).await?;
+        self.user_namespaces.release(spec::uid(pod));
+        Ok(())
     }
 
     async fn remove_logs(&self, uid: &str) -> Result<(), Error> {

@@ -46,6 +46,14 @@ pub(super) fn between(uid: &str, old: &PodStatus, new: &PodStatus) -> Option<Val
     (!status.is_empty()).then(|| json!({"metadata": {"uid": uid}, "status": status}))
 }
 
+/// A patch as one for each field of the status, with the field's name.
+pub(super) fn parts(patch: &Value) -> impl Iterator<Item = (&str, Value)> {
+    let fields = patch["status"].as_object().into_iter().flatten();
+    fields.map(|(field, value)| {
+        (field.as_str(), json!({"metadata": patch["metadata"], "status": {field: value}}))
+    })
+}
+
 fn fields(status: &PodStatus) -> Map<String, Value> {
     match serde_json::to_value(status) {
         Ok(Value::Object(mut fields)) => {
@@ -99,6 +107,8 @@ fn complete(mut condition: Value) -> Value {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::expect_used)]
+
     use k8s_openapi::api::core::v1::{PodCondition, PodIP};
 
     use super::*;

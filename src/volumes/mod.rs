@@ -86,6 +86,8 @@ impl Volumes {
     /// volume that failed; the others are set up all the same.
     pub async fn mount(&self, pod: &Pod) -> Result<PodMounts, Error> {
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        // An image is mounted by the runtime, straight into the container.
+        let volumes = volumes.filter(|volume| volume.image.is_none());
         let set_ups = volumes.map(async |volume| {
             let mounted = self.set_up(pod, volume, &Source::of(volume)?).await?;
             Ok((volume.name.clone(), mounted))

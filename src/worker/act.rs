@@ -44,9 +44,10 @@ pub(super) struct Beginning {
     pub(super) mounts: Arc<PodMounts>,
     /// The image, if it was fetched before its sandbox stood.
     pub(super) image: Option<Present>,
-    /// Held by the one that is being started: containers start one after the other, the postStart
-    /// hook of one before the next.
-    pub(super) turn: Arc<Mutex<()>>,
+    /// Held by the one that is being started: in a new sandbox, containers start one after the
+    /// other, the postStart hook of one before the next. `None` for one that ran there before,
+    /// which waits for nobody.
+    pub(super) turn: Option<Arc<Mutex<()>>>,
 }
 
 impl Hands {
@@ -208,7 +209,13 @@ impl Hands {
         let Some(Beginning { start, sandbox, mounts, image, turn }) = beginning else {
             return Outcome::Done;
         };
-        let Some(_turn) = recall.run_until_cancelled(turn.lock()).await else {
+        let its_turn = async {
+            match &turn {
+                Some(turn) => Some(turn.lock().await),
+                None => None,
+            }
+        };
+        let Some(_turn) = recall.run_until_cancelled(its_turn).await else {
             return Outcome::Recalled;
         };
         let started = match self.start(&start, &sandbox, &mounts, image, &recall).await {

@@ -52,6 +52,9 @@ impl Task {
         let Phase::Terminating { grace, .. } = self.phase else { return None };
         let observed = self.observed.borrow_and_update().clone();
         let now = Timestamp::now();
+        if !observed.partial {
+            self.tools.probes.follow(&self.pod, &observed, &self.starting(&observed), &self.told);
+        }
         self.tell(&observed);
         let ended = self.stop_containers(&observed, grace);
         if observed.partial {

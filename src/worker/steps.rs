@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
+use longshore_pod::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use crate::runtime::{Present, StartError};
@@ -51,11 +52,20 @@ pub(super) struct Failure {
     pub(super) message: String,
 }
 
+/// What is known of a step under way.
+struct Known {
+    begun: Timestamp,
+    /// Says that the step is not wanted any more.
+    recall: CancellationToken,
+    /// The run of the container that the step begins by stopping.
+    stops: Option<String>,
+}
+
 /// The steps under way.
 #[derive(Default)]
 pub(super) struct Steps {
     running: FuturesUnordered<BoxFuture<'static, (Subject, Outcome)>>,
-    recalls: HashMap<Subject, CancellationToken>,
+    known: HashMap<Subject, Known>,
 }
 
 impl Steps {
@@ -67,12 +77,13 @@ impl Steps {
     {
         let recall = CancellationToken::new();
         let step = step(recall.clone());
-        self.recalls.insert(subject.clone(), recall);
+        let known = Known { begun: Timestamp::now(), recall, stops: None };
+        self.known.insert(subject.clone(), known);
         self.running.push(Box::pin(async move { (subject, step.await) }));
     }
 
     pub(super) fn is_busy(&self, subject: &Subject) -> bool {
-        self.recalls.contains_key(subject)
+        self.known.contains_key(subject)
     }
 
     /// Whether a step about that container is under way.
@@ -82,35 +93,47 @@ impl Steps {
 
     /// The containers that steps are about.
     pub(super) fn containers(&self) -> impl Iterator<Item = &str> {
-        self.recalls.keys().filter_map(|subject| match subject {
+        self.known.keys().filter_map(|subject| match subject {
             Subject::Container(name) => Some(name.as_str()),
             _ => None,
         })
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.recalls.is_empty()
+    /// When the step about that container began.
+    pub(super) fn begun(&self, name: &str) -> Option<Timestamp> {
+        self.known.get(&Subject::Container(name.to_owned())).map(|step| step.begun)
     }
 
-    /// The step about that container is not wanted any more.
-    pub(super) fn recall_container(&self, name: &str) {
-        for (subject, recall) in &self.recalls {
-            if matches!(subject, Subject::Container(busy) if busy == name) {
-                recall.cancel();
-            }
+    pub(super) fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// The step that is begun for that container stops the run with that id first.
+    pub(super) fn note_stop(&mut self, name: &str, id: &str) {
+        if let Some(step) = self.known.get_mut(&Subject::Container(name.to_owned())) {
+            step.stops = Some(id.to_owned());
+        }
+    }
+
+    /// The step about that container is not wanted any more, for the run with that id is to be
+    /// stopped; unless that is what the step does.
+    pub(super) fn recall_container(&self, name: &str, id: &str) {
+        let step = self.known.get(&Subject::Container(name.to_owned()));
+        if let Some(step) = step.filter(|step| step.stops.as_deref() != Some(id)) {
+            step.recall.cancel();
         }
     }
 
     /// No step is wanted any more.
     pub(super) fn recall_all(&self) {
-        self.recalls.values().for_each(CancellationToken::cancel);
+        self.known.values().for_each(|step| step.recall.cancel());
     }
 
     /// The next step that is done. Never, while there is none.
     pub(super) async fn next(&mut self) -> Outcome {
         match self.running.next().await {
             Some((subject, outcome)) => {
-                self.recalls.remove(&subject);
+                self.known.remove(&subject);
                 outcome
             }
             None => std::future::pending().await,

@@ -142,42 +142,41 @@ mod tests {
 
     fn deadline(grace: u64) -> (Deadline, watch::Sender<Option<Instant>>) {
         let (pods, receiver) = watch::channel(None);
-        (Deadline::after(Duration::from_secs(grace), receiver), pods)
+        (Deadline::after(Duration::from_millis(grace), receiver), pods)
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_grace_ends_in_its_time() {
-        let (mut deadline, _pods) = deadline(30);
+    /// Whether it took about that many milliseconds since `start`.
+    fn took(start: Instant, expected: u64) {
+        let took = start.elapsed();
+        let expected = Duration::from_millis(expected);
+        assert!(took >= expected && took < expected * 4, "{took:?} and not {expected:?}");
+    }
+
+    #[tokio::test]
+    async fn a_grace_ends_in_its_time_also_without_a_worker() {
+        let (mut deadline, pods) = deadline(50);
+        drop(pods);
         let start = Instant::now();
         deadline.passed().await;
-        assert_eq!(start.elapsed(), Duration::from_secs(30));
+        took(start, 50);
         assert_eq!(deadline.left(), Duration::ZERO);
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn it_can_be_shortened_and_not_extended() {
-        for (pods_grace, expected) in [(5, 15), (60, 30)] {
-            let (mut deadline, pods) = deadline(30);
+        for (pods_grace, expected) in [(20, 40), (900, 200)] {
+            let (mut deadline, pods) = deadline(200);
             let start = Instant::now();
             let shorten = async {
-                sleep(Duration::from_secs(10)).await;
-                pods.send_replace(Some(Instant::now() + Duration::from_secs(pods_grace)));
+                sleep(Duration::from_millis(20)).await;
+                pods.send_replace(Some(Instant::now() + Duration::from_millis(pods_grace)));
                 std::future::pending::<()>().await;
             };
             tokio::select! {
                 () = shorten => {}
                 () = deadline.passed() => {}
             }
-            assert_eq!(start.elapsed(), Duration::from_secs(expected), "{pods_grace}");
+            took(start, expected);
         }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn without_a_worker_it_stands() {
-        let (mut deadline, pods) = deadline(3);
-        drop(pods);
-        let start = Instant::now();
-        deadline.passed().await;
-        assert_eq!(start.elapsed(), Duration::from_secs(3));
     }
 }

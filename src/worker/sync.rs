@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use longshore_pod::deadline::{Deadline, deadline};
-use longshore_pod::observed::ObservedPod;
+use longshore_pod::observed::{ObservedPod, State};
 use longshore_pod::plan::{self, Kill, Plan, Reset, SandboxStep, Start, plan, usable_sandbox};
 use longshore_pod::status;
 use longshore_pod::{Timestamp, spec};
@@ -25,12 +25,14 @@ impl Task {
             return Some(self.unseen(now));
         }
         self.seen();
-        self.tools.probes.follow(&self.pod, &observed, &self.told);
+        let (starting, backoff, gates) =
+            (self.starting(&observed), &self.restarts, self.tools.gates);
+        self.tools.probes.follow(&self.pod, &observed, &starting, &self.told);
         let probes = self.probes.borrow_and_update().clone();
-        let (starting, backoff, gates) = (self.starting(), &self.restarts, self.tools.gates);
         let inputs = plan::Inputs { probes: &probes, starting: &starting, backoff, now, gates };
-        let plan = self.due(plan(&self.pod, &observed, inputs), now);
-        self.note_delays(&plan, now);
+        let plan = plan(&self.pod, &observed, inputs);
+        self.note_delays(&plan);
+        let plan = self.due(plan, now);
 
         // An end is no news while there is more to do.
         let phase = self.status(&observed).phase.unwrap_or_default();
@@ -38,7 +40,10 @@ impl Task {
         if !ends || self.steps.is_empty() {
             self.tell(&observed);
         }
-        if ends && self.steps.is_empty() || plan.sandbox == SandboxStep::Stop {
+        // One that is being replaced has ended, and is no end of its pod.
+        let regular = &self.pod.spec.as_ref().map_or(&[][..], |spec| &spec.containers);
+        let replacing = regular.iter().any(|c| self.steps.is_container_busy(&c.name));
+        if ends && self.steps.is_empty() || plan.sandbox == SandboxStep::Stop && !replacing {
             self.begin_end(grace(&self.pod), Why::Completed);
             return None;
         }
@@ -82,12 +87,12 @@ impl Task {
     }
 
     /// Containers in their restart delay say so.
-    fn note_delays(&mut self, plan: &Plan, now: Timestamp) {
+    fn note_delays(&mut self, plan: &Plan) {
         for waiting in &plan.waiting {
-            let known = self.waiting.get(&waiting.name);
-            if known.is_some_and(|wait| wait.until > Some(now)) {
+            if self.steps.is_container_busy(&waiting.name) {
                 continue;
             }
+            let known = self.waiting.get(&waiting.name);
             let delay = Duration::try_from(waiting.delay).unwrap_or_default();
             let message = backoff_message(&self.pod, &waiting.name, delay);
             if known.is_some_and(|wait| wait.message.starts_with(&message)) {
@@ -136,7 +141,7 @@ impl Task {
         let replaced = |name: &str, starts: &[Start]| starts.iter().any(|start| start.name == name);
         for kill in &kills {
             // Whatever it is busy with, such as its postStart hook, is not wanted any more.
-            self.steps.recall_container(&kill.name);
+            self.steps.recall_container(&kill.name, &kill.id);
         }
         kills.retain(|kill| {
             !self.steps.is_container_busy(&kill.name)
@@ -159,17 +164,23 @@ impl Task {
             });
             let beginning = start.zip(mounts.clone()).map(|(start, mounts)| {
                 self.count_restart(&start, now);
+                let ran_here = observed
+                    .newest(&start.name)
+                    .is_some_and(|run| run.sandbox_id == sandbox.id && run.state != State::Created);
                 Beginning {
                     image: self.images.remove(&start.name),
                     start,
                     sandbox: sandbox.clone(),
                     mounts,
-                    turn: self.turn.clone(),
+                    turn: (!ran_here).then(|| self.turn.clone()),
                 }
             });
-            let hands = self.hands();
-            self.steps
-                .begin(Subject::Container(name), |recall| hands.container(kill, beginning, recall));
+            let stops = kill.as_ref().map(|(run, _)| run.id.clone());
+            let (subject, hands) = (Subject::Container(name.clone()), self.hands());
+            self.steps.begin(subject, |recall| hands.container(kill, beginning, recall));
+            if let Some(id) = stops {
+                self.steps.note_stop(&name, &id);
+            }
         }
     }
 

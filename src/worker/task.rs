@@ -149,10 +149,11 @@ impl Task {
         }
     }
 
-    /// What the node does not take in ends before anything is done for it.
+    /// What the node does not take in ends before anything is done for it. What it once took in
+    /// stays, whatever the node would say now.
     fn admit(&mut self) {
-        if self.take_order().is_some() {
-            return; // it ends anyway
+        if self.take_order().is_some() || !self.observed.borrow().is_gone() {
+            return;
         }
         let Some(verdict) = admission::rejects(&self.pod, &self.tools.admission) else { return };
         self.tools.announcer.pod(&self.pod, true, &verdict.reason, &verdict.message);
@@ -335,7 +336,7 @@ impl Task {
         let probes = self.probes.borrow().clone();
         let context = Context {
             probes: &probes,
-            starting: self.starting(),
+            starting: self.starting(observed),
             waiting,
             host_ips: &self.tools.settings.host_ips,
             terminal: self.phase == Phase::Terminated,
@@ -347,15 +348,17 @@ impl Task {
         status::status(&self.pod, observed, &self.told, &context, Timestamp::now())
     }
 
-    /// Containers whose postStart hook may be under way.
-    pub(super) fn starting(&self) -> HashSet<String> {
-        let has_hook = |name: &&str| {
-            let lifecycle = spec::container(&self.pod, name).and_then(|(_, container)| {
-                container.lifecycle.as_ref().map(|l| l.post_start.is_some())
+    /// Containers whose postStart hook may be under way: those with one, whose run is the work of
+    /// a step that goes on. One that a step stops has started long ago.
+    pub(super) fn starting(&self, observed: &ObservedPod) -> HashSet<String> {
+        let is_starting = |name: &&str| {
+            let hooked = spec::container(&self.pod, name).is_some_and(|(_, container)| {
+                container.lifecycle.as_ref().is_some_and(|hooks| hooks.post_start.is_some())
             });
-            lifecycle.unwrap_or(false)
+            let run = observed.newest(name).filter(|_| hooked);
+            run.is_some_and(|run| self.steps.begun(name).is_some_and(|at| at <= run.created_at))
         };
-        self.steps.containers().filter(has_hook).map(str::to_owned).collect()
+        self.steps.containers().filter(is_starting).map(str::to_owned).collect()
     }
 }
 

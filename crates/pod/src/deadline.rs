@@ -20,7 +20,9 @@ pub enum Deadline {
 pub fn deadline(pod: &Pod, told: &PodStatus, now: Timestamp) -> Deadline {
     let seconds = pod.spec.as_ref().and_then(|spec| spec.active_deadline_seconds);
     let (Some(seconds), Some(start)) = (seconds, &told.start_time) else { return Deadline::None };
-    let due = start.0.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX);
+    // The start is told in whole seconds: the pod may have begun up to one later.
+    let allowed = SignedDuration::from_secs(seconds).saturating_add(SignedDuration::from_secs(1));
+    let due = start.0.checked_add(allowed).unwrap_or(Timestamp::MAX);
     match now < due {
         true => Deadline::Due(due),
         false => Deadline::Over(Verdict::failed(
@@ -53,8 +55,8 @@ mod tests {
         let new = PodStatus::default();
         assert_eq!(deadline(&pod(None), &started, at(9)), Deadline::None);
         assert_eq!(deadline(&pod(Some(5)), &new, at(9)), Deadline::None, "it has not started");
-        assert_eq!(deadline(&pod(Some(5)), &started, at(4)), Deadline::Due(at(5)));
-        let Deadline::Over(verdict) = deadline(&pod(Some(5)), &started, at(5)) else {
+        assert_eq!(deadline(&pod(Some(5)), &started, at(5)), Deadline::Due(at(6)));
+        let Deadline::Over(verdict) = deadline(&pod(Some(5)), &started, at(6)) else {
             unreachable!("it is over")
         };
         assert_eq!(

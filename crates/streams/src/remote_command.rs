@@ -131,7 +131,7 @@ async fn serve(
     // a connection that is closed with something still unread takes back what was sent
     let farewell = async {
         sink.send(Message::Binary(message.freeze())).await?;
-        sink.close().await?;
+        sink.send(websocket::goodbye()).await?;
         while let Some(Ok(_)) = source.next().await {}
         Ok::<_, tokio_tungstenite::tungstenite::Error>(())
     };

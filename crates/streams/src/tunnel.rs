@@ -96,7 +96,7 @@ async fn join(client: Upgraded, backend: Upgraded, idle: Duration) {
         () = expired => debug!("nothing moved for {idle:?}"),
     }
     let farewell = async {
-        let _ = sink.close().await;
+        let _ = sink.send(websocket::goodbye()).await;
         while let Some(Ok(_)) = source.next().await {}
     };
     let _ = timeout(LINGER, farewell).await;

@@ -78,7 +78,7 @@ fn app_armor(pod: &Pod, pod_spec: &PodSpec, node: &Node) -> Option<Verdict> {
         true => {
             let mut profiles = profiles(pod, pod_spec).into_iter();
             profiles
-                .find(|profile| is_nameless(profile))
+                .find(is_nameless)
                 .map(|_| "invalid empty AppArmor profile name: \"Localhost\"".to_owned())?
         }
     };

@@ -50,7 +50,7 @@ pub enum SandboxStep {
         /// Which try the new one is.
         attempt: u32,
     },
-    /// Nothing of the pod is to run (any more): stop all of it.
+    /// Nothing of the pod is to run any more, and nothing will: stop all that does.
     Stop,
 }
 

@@ -15,28 +15,33 @@ impl Planner<'_> {
             self.observed.sandboxes.first().map_or(0, |newest| newest.attempt.saturating_add(1));
         let ran_before = !self.observed.containers.is_empty();
         // A sandbox for nothing would start, see that, and stop again, for ever.
-        let pointless = ran_before && !self.anything_to_run();
-        let sandbox = match (pointless, self.observed.is_active()) {
-            (false, _) => SandboxStep::Create { attempt },
-            (true, true) => SandboxStep::Stop,
-            (true, false) => SandboxStep::Keep,
+        let sandbox = match ran_before && !self.anything_to_run() {
+            true => SandboxStep::Stop,
+            false => SandboxStep::Create { attempt },
         };
         Plan { sandbox, ..Plan::default() }
     }
 
     /// Whether a regular container is to run that has yet to, or whose policy wants it again.
     fn anything_to_run(&self) -> bool {
+        let begun = spec::containers(self.spec).any(|(_, container)| {
+            self.observed.newest(&container.name).is_some_and(|run| run.state != State::Created)
+        });
         !self.init_failed_for_good()
-            && self.spec.containers.iter().any(|container| self.may_run(container))
+            && self.spec.containers.iter().any(|container| self.may_run(container, begun))
     }
 
-    fn may_run(&self, container: &Container) -> bool {
-        let Some(newest) = self.observed.newest(&container.name) else { return true };
-        let exit_code = match newest.state {
-            State::Created => return true,
-            State::Exited { exit_code, .. } => exit_code,
+    fn may_run(&self, container: &Container, begun: bool) -> bool {
+        let exit_code = match self.observed.newest(&container.name).map(|run| &run.state) {
+            // What has begun and is not to run again does not begin anew with its init containers.
+            None | Some(State::Created) => {
+                let kind = ContainerKind::Regular;
+                return !begun
+                    || spec::survives_a_kill(self.spec, kind, container, self.inputs.gates);
+            }
+            Some(State::Exited { exit_code, .. }) => *exit_code,
             // It ran in a sandbox that is lost, and with it its exit code.
-            State::Running { .. } | State::Unknown => LOST,
+            Some(State::Running { .. } | State::Unknown) => LOST,
         };
         self.restarts(ContainerKind::Regular, container, exit_code)
     }

@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::{
     ContainerStateWaiting, ContainerStatus, ContainerUser, LinuxContainerUser, Pod, PodSpec,
     PodStatus, VolumeMount, VolumeMountStatus,
 };
+use k8s_openapi::jiff::Timestamp;
 
 use super::{Context, time};
 use crate::observed::{self, ObservedPod, State};
@@ -15,6 +16,8 @@ use crate::spec::{self, ContainerKind};
 pub(super) const RESTARTING_ALL: &str = "RestartingAllContainers";
 const LOST_REASON: &str = "ContainerStatusUnknown";
 const LOST_EXIT_CODE: i32 = 137;
+/// What the last words of all containers of a pod may take together (bytes).
+const LAST_WORDS: usize = 12 * 1024;
 
 /// Tells of one container after the other.
 pub(super) struct Teller<'a> {
@@ -79,7 +82,21 @@ impl Teller<'_> {
                 status.started = (kind != ContainerKind::Ephemeral).then_some(false);
             }
         }
+        for state in [&mut status.state, &mut status.last_state] {
+            self.shorten(state);
+        }
         status
+    }
+
+    /// Each container has the same share of what last words may take.
+    fn shorten(&self, state: &mut Option<ContainerState>) {
+        let end = state.as_mut().and_then(|state| state.terminated.as_mut());
+        let Some(message) = end.and_then(|end| end.message.as_mut()) else { return };
+        let containers = self.pod_spec.containers.len()
+            + spec::init_containers(self.pod_spec).len()
+            + spec::ephemeral_containers(self.pod_spec).len();
+        let share = LAST_WORDS / containers.max(1);
+        message.truncate(message.floor_char_boundary(share));
     }
 
     /// Whether a container that runs is started, and whether it is ready. What was told of the same
@@ -120,7 +137,7 @@ impl Teller<'_> {
             container_id: Some(id.clone()),
             restart_count: i32::try_from(run.restart_count).unwrap_or(i32::MAX),
             state: Some(self.state(run)),
-            last_state: told.and_then(|told| carried_end(told, &id)),
+            last_state: Some(told.and_then(|told| carried_end(told, &id)).unwrap_or_default()),
             allocated_resources: resources.requests.clone(),
             resources: Some(resources),
             volume_mounts: self.volume_mounts(container),
@@ -165,20 +182,25 @@ impl Teller<'_> {
             name: container.name.clone(),
             image: container.image.clone().unwrap_or_default(),
             restart_count: told.map_or(0, |told| told.restart_count),
-            last_state: told.and_then(|told| told.last_state.clone()),
+            // Never left out: the apiserver shows it in any case, and would seem to differ.
+            last_state: Some(told.and_then(|told| told.last_state.clone()).unwrap_or_default()),
             state: Some(self.default_wait()),
             volume_mounts: self.volume_mounts(container),
             ..ContainerStatus::default()
         };
         let Some(told) = told else { return self.or_history(kind, fresh) };
         let waited = told.state.as_ref().is_none_or(|state| state.waiting.is_some());
-        if self.restarting && !waited && kind != ContainerKind::Ephemeral {
+        if self.restarting && kind != ContainerKind::Ephemeral {
             const MESSAGE: &str = "The container is removed because RestartAllContainers in place";
-            return ContainerStatus {
-                state: Some(waiting(RESTARTING_ALL, Some(MESSAGE.to_owned()))),
-                last_state: Some(lost(RESTARTING_ALL, MESSAGE)),
-                restart_count: told.restart_count.saturating_add(1),
-                ..fresh
+            // Told once, it is counted.
+            return match waited {
+                true => ContainerStatus { state: told.state.clone().or(fresh.state), ..fresh },
+                false => ContainerStatus {
+                    state: Some(waiting(RESTARTING_ALL, Some(MESSAGE.to_owned()))),
+                    last_state: Some(lost(RESTARTING_ALL, MESSAGE)),
+                    restart_count: told.restart_count.saturating_add(1),
+                    ..fresh
+                },
             };
         }
         if ended(&told.state).is_some() {
@@ -266,7 +288,8 @@ impl Teller<'_> {
                     finished_at: Some(time(*finished_at)),
                     message: Some(message.clone()).filter(|text| !text.is_empty()),
                     reason: Some(reason.clone()).filter(|text| !text.is_empty()),
-                    started_at: started_at.map(time),
+                    // one that never started did so at the beginning of time, as users know it
+                    started_at: Some(time(started_at.unwrap_or(Timestamp::UNIX_EPOCH))),
                     ..ContainerStateTerminated::default()
                 })
             }

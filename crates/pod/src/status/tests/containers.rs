@@ -246,12 +246,14 @@ fn a_pod_that_starts_afresh_says_so() {
     }]);
     let pod = pod(json!({
         "restartPolicy": "Never",
+        "initContainers": [{"name": "i", "image": "b"}],
         "containers": [
             {"name": "c", "image": "b", "restartPolicy": "Never", "restartPolicyRules": rules},
             {"name": "d", "image": "b"},
         ],
     }));
-    let both = |c, d| vec![run("c", 0, c), run("d", 0, d)];
+    let both = |c, d| vec![run("i", 0, exited(0)), run("c", 0, c), run("d", 0, d)];
+    let begun_anew = (Some("RestartingAllContainers"), 1);
     let up = tell(&pod, &seen(both(running(), running())), &PodStatus::default(), &[]);
     assert_eq!(condition(&up, "AllContainersRestarting"), ("False", ""));
     let asked = tell(&pod, &seen(both(exited(42), running())), &up, &[]);
@@ -260,6 +262,8 @@ fn a_pod_that_starts_afresh_says_so() {
 
     // One after the other is removed, and who asked for it last.
     let half = tell(&pod, &seen(vec![run("c", 0, exited(42))]), &asked, &[]);
+    assert_eq!(tell(&pod, &seen(vec![run("c", 0, exited(42))]), &half, &[]), half);
+    assert_eq!((wait(init(&half, 0)), init(&half, 0).restart_count), begun_anew);
     assert_eq!((phase(&half), condition(&half, "AllContainersRestarting")), ("Running", begun));
     let removed = &half.container_statuses.as_ref().unwrap()[1];
     assert_eq!(wait(removed), Some("RestartingAllContainers"));
@@ -274,6 +278,8 @@ fn a_pod_that_starts_afresh_says_so() {
         assert_eq!(end(&container.last_state), Some((137, "RestartingAllContainers")));
         assert_eq!(container.restart_count, 1);
     }
+    let runs = tell(&pod, &seen(vec![run("i", 1, running())]), &all, &[]);
+    assert_eq!(init(&runs, 0).restart_count, 1, "counted once");
     let again = tell(&pod, &seen(both(running(), running())), &all, &[]);
     for container in again.container_statuses.as_ref().unwrap() {
         assert_eq!(end(&container.last_state), Some((137, "RestartingAllContainers")));
@@ -302,4 +308,42 @@ fn addresses_come_in_the_order_of_the_nodes_families() {
     assert_eq!(told(&pods, &[], &["fd00:0:0::2"]), ["fd00::2"]);
     let hosts = pod(json!({"hostNetwork": true, "containers": [{"name": "c", "image": "b"}]}));
     assert_eq!(told(&hosts, &["192.0.2.1", "2001:db8::1"], &[]), ["192.0.2.1", "2001:db8::1"]);
+}
+
+#[test]
+fn last_words_share_what_a_pod_may_tell() {
+    let containers: Vec<_> =
+        (0..6).map(|n| json!({"name": format!("c{n}"), "image": "b"})).collect();
+    let pod = pod(json!({"restartPolicy": "Never", "containers": containers}));
+    let said = |message: &str| {
+        let State::Exited { started_at, finished_at, exit_code, reason, .. } = exited(1) else {
+            unreachable!()
+        };
+        let message = message.to_owned();
+        State::Exited { started_at, finished_at, exit_code, reason, message }
+    };
+    let words = ["x".repeat(4096), "\u{e4}".repeat(1500), "short".to_owned()];
+    let runs = words.iter().zip(0..).map(|(words, n)| run(&format!("c{n}"), 0, said(words)));
+    let told = tell(&pod, &seen(runs.collect()), &PodStatus::default(), &[]);
+    let statuses = told.container_statuses.unwrap();
+    let message =
+        |index: usize| statuses[index].state.as_ref()?.terminated.as_ref()?.message.as_deref();
+    assert_eq!(message(0), Some(&*"x".repeat(2048)));
+    assert_eq!(message(1), Some(&*"\u{e4}".repeat(1024)));
+    assert_eq!(message(2), Some("short"));
+}
+
+#[test]
+fn what_never_started_did_so_at_the_beginning_of_time() {
+    let failed = State::Exited {
+        started_at: None,
+        finished_at: at(2),
+        exit_code: 128,
+        reason: "StartError".into(),
+        message: "no such file".into(),
+    };
+    let pod = one_container("Never");
+    let told = tell(&pod, &seen(vec![run("c", 0, failed)]), &PodStatus::default(), &[]);
+    let end = regular(&told).state.as_ref().unwrap().terminated.as_ref().unwrap();
+    assert_eq!(end.started_at.as_ref().unwrap().0, Timestamp::UNIX_EPOCH);
 }
