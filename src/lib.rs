@@ -1,5 +1,6 @@
 //! Longshore, a Kubernetes node: kubelet and kube-proxy in one daemon.
 
+pub mod admission;
 pub mod client;
 pub mod config;
 pub mod desired;
@@ -12,8 +13,10 @@ pub mod observe;
 pub mod probes;
 pub mod registration;
 pub mod resources;
+pub mod run_once;
 pub mod runtime;
 pub mod server;
+pub mod services;
 pub mod sources;
 pub mod status;
 pub mod view;

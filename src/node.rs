@@ -10,11 +10,14 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::SignedDuration;
 use longshore_cri::{Options, Runtime};
 use longshore_pod::backoff::RESTART_MAX;
+use longshore_pod::spec::Gates;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::admission;
 use crate::client::{self, ClientError, Limits};
 use crate::config::{Config, KUBERNETES_VERSION};
 use crate::desired::{self, Desired};
@@ -26,9 +29,13 @@ use crate::observe::{self, Observer};
 use crate::probes::Probes;
 use crate::registration::{self, Machine, Registration};
 use crate::resources::cgroups::{self, Cgroups, Driver};
-use crate::runtime::{Announcer, PodRuntime, Settings};
+use crate::run_once::{self, Complaints};
+use crate::runtime::{
+    Announcer, Ids, Parts, PodRuntime, Pulls, Settings, UserNamespaceError, Verification,
+};
 use crate::server::{Server, ServerError};
-use crate::sources::{self, Source};
+use crate::services::Services;
+use crate::sources::{self, Source, Update};
 use crate::status::StatusWriter;
 use crate::view::View;
 use crate::volumes::Volumes;
@@ -38,6 +45,8 @@ use crate::worker::{Pool, Tools};
 const API_TIMEOUT: Duration = Duration::from_secs(15);
 /// Changes that may wait for the next room before their sender does.
 const CHANNEL: usize = 64;
+/// Users of a pod that does not share the node's.
+const USER_IDS: u32 = 65536;
 /// How long the last writes may take when the node stops.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -56,9 +65,18 @@ pub enum Error {
     /// The cgroups of pods cannot be made.
     #[error(transparent)]
     Cgroup(#[from] cgroups::Error),
+    /// There are no ids for pods with users of their own.
+    #[error(transparent)]
+    UserNamespace(#[from] UserNamespaceError),
+    /// The config allows sysctls that cannot be.
+    #[error(transparent)]
+    Sysctls(#[from] longshore_pod::admission::Error),
     /// The node's ports cannot be opened.
     #[error(transparent)]
     Server(#[from] ServerError),
+    /// Not all pods of a single run came up.
+    #[error(transparent)]
+    RunOnce(#[from] run_once::Error),
     /// A directory cannot be made.
     #[error("{path}: {source}", path = .path.display())]
     Directory {
@@ -69,7 +87,7 @@ pub enum Error {
     },
 }
 
-/// Run a node until told to stop. Containers go on running after it.
+/// Run a node until told to stop, or once. Containers go on running after it.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let config = Arc::new(config);
     let mut rooms = Rooms { tasks: JoinSet::new(), stop: stop.clone() };
@@ -86,7 +104,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
 
     // the apiserver, if there is one, and the recorder of events
     let limits = |qps, burst| Limits { qps, burst, timeout: API_TIMEOUT };
-    let connect = async |qps, burst| match &config.kubeconfig {
+    let once = config.kubelet.run_once;
+    let kubeconfig = config.kubeconfig.as_ref().filter(|_| !once);
+    let connect = async |qps, burst| match kubeconfig {
         Some(path) => client::connect(path, limits(qps, burst)).await.map(Some),
         None => Ok(None),
     };
@@ -99,11 +119,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let events = connect(kubelet.event_record_qps, kubelet.event_burst).await?;
     let (recorder, events_written) = Recorder::start(events, &config.node_name);
 
-    // cgroups and the daemon's own place when memory runs out
+    // cgroups, and the daemon's own limits
     let cgroups = cgroups(&config, &runtime).await?;
     set_oom_score(config.kubelet.oom_score_adj);
+    limit_open_files(config.kubelet.max_open_files);
     let addresses = registration::resolve_addresses(&config.node_ips, &config.node_name).await?;
-    let settings = Arc::new(settings(&config, &addresses, cgroups));
+    let settings = Arc::new(settings(&config, &addresses, cgroups)?);
     for dir in [settings.root_dir.join("pods"), settings.pod_logs_dir.clone()] {
         make_dir(&dir)?;
     }
@@ -116,22 +137,28 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         sources.push(Source::Api);
         rooms.open(sources::watch_pods(client.clone(), config.node_name.clone(), updates.clone()));
     }
-    if !config.kubelet.static_pod_path.is_empty() {
-        sources.push(Source::File);
-        rooms.open(sources::watch_manifests(
-            PathBuf::from(&config.kubelet.static_pod_path),
-            config.node_name.clone(),
-            config.kubelet.file_check_frequency.get(),
-            complain_about_manifests(recorder.clone(), config.node_name.clone()),
-            updates,
-        ));
+    let complaints = Complaints::default();
+    let mut complain = complain_about_manifests(recorder.clone(), config.node_name.clone());
+    if once {
+        complain = complaints.note(complain);
     }
-    let desired = Desired::new(sources);
+    sources.extend(open_manifests(&config, &mut rooms, complain, updates));
+    // A single run does not hear the apiserver, and leaves alone what that may want.
+    let unheard = once.then_some(Source::Api);
+    let desired = Desired::new(sources.iter().copied().chain(unheard));
     rooms.open(desired.clone().run(merged, changes));
 
     // what pods ask for by name, and what runs
     let objects = Objects::new(client.clone());
     let volumes = Volumes::new(&settings.root_dir, objects.clone(), settings.allocatable.clone());
+    let services = match &client {
+        Some(client) => {
+            let (services, following) = Services::follow(client.clone());
+            rooms.open(following);
+            services
+        }
+        None => Services::none(),
+    };
     let observer = Observer::new(runtime.clone());
     rooms.open(observe::run(observer.clone(), stop.clone()));
 
@@ -153,23 +180,29 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             lease,
             node.clone(),
         ));
-        rooms.open(desired::reconcile_mirrors(desired.clone(), client.clone(), node));
+        rooms.open(desired::reconcile_mirrors(
+            desired.clone(),
+            client.clone(),
+            node,
+            recorder.clone(),
+        ));
         drain.spawn(status.clone().run(client.clone(), desired.clone(), stop.clone()));
     }
 
     // the server, and last the workers, which begin once it is known what runs
     let announcer = Announcer::new(recorder.clone());
     let handlers = Handlers::new(runtime.clone());
-    let probes = Probes::new(handlers.clone(), announcer.clone());
-    let pods = PodRuntime::new(
-        runtime.clone(),
-        observer.clone(),
-        objects.clone(),
-        volumes.clone(),
-        announcer.clone(),
+    let probes = Probes::new(handlers.clone(), announcer.clone(), &settings.host_ips);
+    let pods = PodRuntime::new(Parts {
+        cri: runtime.clone(),
+        observer: observer.clone(),
+        objects: objects.clone(),
+        services,
+        volumes: volumes.clone(),
+        announcer: announcer.clone(),
         handlers,
-        settings.clone(),
-    );
+        settings: settings.clone(),
+    });
     let tools = Arc::new(Tools {
         runtime: pods,
         observer: observer.clone(),
@@ -181,11 +214,16 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         objects,
         runtime_name: runtime_name(&runtime).await,
         max_restart_delay: max_restart_delay(&config),
+        gates: pod_gates(&config),
+        admission: admission::facts(&config, &runtime).await?,
     });
     let pool = Pool::new(tools, desired.clone());
-    let view = Arc::new(View::new(desired, status, observer, pool.pulse()));
-    let server = Server::bind(&config, &addresses, client.as_ref(), view, runtime).await?;
-    rooms.open(server.run());
+    if !once {
+        let view = View::new(desired.clone(), status.clone(), observer, pool.pulse());
+        let view = Arc::new(view);
+        let server = Server::bind(&config, &addresses, client.as_ref(), view, runtime).await?;
+        rooms.open(server.run());
+    }
     rooms.open(pool.run(changed, stop.clone()));
 
     recorder.event(
@@ -197,7 +235,14 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     notify_ready();
     info!(node = config.node_name, version = KUBERNETES_VERSION, "node runs");
 
-    stop.cancelled().await;
+    let outcome = match once {
+        true => run_once::wait(&sources, &desired, &status, &complaints, &stop).await,
+        false => {
+            stop.cancelled().await;
+            Ok(())
+        }
+    };
+    stop.cancel();
     info!("node stops; containers go on running");
     drop(recorder);
     rooms.close().await;
@@ -208,7 +253,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     if tokio::time::timeout(DRAIN, last_words).await.is_err() {
         warn!("not everything could be told in time");
     }
-    Ok(())
+    Ok(outcome?)
 }
 
 /// The tasks of the node. One that ends early while the node runs is a fault that is told.
@@ -277,7 +322,7 @@ fn quota_period(config: &Config) -> Option<Duration> {
     config.kubelet.cpu_cfs_quota.then(|| config.kubelet.cpu_cfs_quota_period.get())
 }
 
-fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Settings {
+fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Result<Settings, Error> {
     let kubelet = &config.kubelet;
     let machine = Machine::read();
     let allocatable =
@@ -289,12 +334,10 @@ fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Settings
             (name.to_owned(), Quantity(text))
         })
         .into();
-    let parallel_pulls = match (kubelet.serialize_image_pulls, kubelet.max_parallel_image_pulls) {
-        (true, _) => 1,
-        (false, Some(limit)) => usize::try_from(limit).unwrap_or(1),
-        (false, None) => tokio::sync::Semaphore::MAX_PERMITS,
-    };
-    Settings {
+    let per_pod = kubelet.user_namespaces.as_ref().and_then(|namespaces| namespaces.ids_per_pod);
+    let per_pod = per_pod.and_then(|ids| u32::try_from(ids).ok()).unwrap_or(USER_IDS);
+    let max_pods = u32::try_from(kubelet.max_pods).unwrap_or_default();
+    Ok(Settings {
         root_dir: config.root_dir.clone(),
         pod_logs_dir: PathBuf::from(&kubelet.pod_logs_dir),
         cluster_dns: kubelet.cluster_dns.clone(),
@@ -305,9 +348,33 @@ fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Settings
         cpu_cfs_quota_period: quota_period(config),
         memory_capacity: i64::try_from(machine.memory).unwrap_or(i64::MAX),
         allocatable,
-        parallel_pulls,
+        pulls: pulls(config),
+        stop_signals: config.gates.enabled("ContainerStopSignals"),
+        oom_kills_group: cgroups.is_unified() && kubelet.single_process_oom_kill != Some(true),
+        user_ids: Ids::of_node(per_pod, max_pods)?,
         cgroups,
-    }
+    })
+}
+
+fn pulls(config: &Config) -> Pulls {
+    let kubelet = &config.kubelet;
+    let parallel = match (kubelet.serialize_image_pulls, kubelet.max_parallel_image_pulls) {
+        (true, _) => 1,
+        (false, Some(limit)) => usize::try_from(limit).unwrap_or(1),
+        (false, None) => tokio::sync::Semaphore::MAX_PERMITS,
+    };
+    let rate = (kubelet.registry_pull_qps > 0)
+        .then(|| (f64::from(kubelet.registry_pull_qps), f64::from(kubelet.registry_burst)));
+    let verification = match kubelet.image_pull_credentials_verification_policy.as_str() {
+        _ if !config.gates.enabled("KubeletEnsureSecretPulledImages") => Verification::Off,
+        "NeverVerify" => Verification::Never,
+        "NeverVerifyAllowlistedImages" => {
+            Verification::AllBut(kubelet.preloaded_images_verification_allowlist.clone())
+        }
+        "AlwaysVerify" => Verification::All,
+        _ => Verification::Pulled,
+    };
+    Pulls { parallel, rate, verification }
 }
 
 fn max_restart_delay(config: &Config) -> SignedDuration {
@@ -315,9 +382,51 @@ fn max_restart_delay(config: &Config) -> SignedDuration {
     own.map_or(RESTART_MAX, |period| SignedDuration::from_nanos(period.as_nanos()))
 }
 
+/// The feature gates that change what is done for pods.
+fn pod_gates(config: &Config) -> Gates {
+    Gates {
+        container_restart_rules: config.gates.enabled("ContainerRestartRules"),
+        restart_all_containers: config.gates.enabled("RestartAllContainersOnContainerExits"),
+        container_stop_signals: config.gates.enabled("ContainerStopSignals"),
+    }
+}
+
+/// Open the sources of static pods that the config names.
+fn open_manifests(
+    config: &Config,
+    rooms: &mut Rooms,
+    complain: sources::Complain,
+    updates: mpsc::Sender<(Source, Update)>,
+) -> Vec<Source> {
+    let (kubelet, node_name) = (&config.kubelet, config.node_name.clone());
+    let mut opened = Vec::new();
+    if !kubelet.static_pod_path.is_empty() {
+        opened.push(Source::File);
+        rooms.open(sources::watch_manifests(
+            PathBuf::from(&kubelet.static_pod_path),
+            node_name.clone(),
+            kubelet.file_check_frequency.get(),
+            complain.clone(),
+            updates.clone(),
+        ));
+    }
+    if !kubelet.static_pod_url.is_empty() {
+        opened.push(Source::Http);
+        rooms.open(sources::poll_url(
+            kubelet.static_pod_url.clone(),
+            kubelet.static_pod_url_header.clone(),
+            node_name,
+            kubelet.http_check_frequency.get(),
+            complain,
+            updates,
+        ));
+    }
+    opened
+}
+
 fn complain_about_manifests(recorder: Recorder, node_name: String) -> sources::Complain {
-    Box::new(move |file, reason| {
-        let message = format!("manifest {}: {reason}", file.display());
+    Arc::new(move |place, reason| {
+        let message = format!("manifest {place}: {reason}");
         warn!("{message}");
         recorder.event(node_reference(&node_name), EventType::Warning, "InvalidManifest", &message);
     })
@@ -328,6 +437,19 @@ fn set_oom_score(score: i32) {
     if let Err(error) = std::fs::write(path, score.to_string()) {
         // Lowering it takes CAP_SYS_RESOURCE, which not every machine gives.
         warn!(path, score, %error, "the OOM score is not set: memory pressure may end the node itself");
+    }
+}
+
+/// As far as the hard limit, which takes CAP_SYS_RESOURCE to raise. 0 leaves it as it is.
+fn limit_open_files(wanted: i64) {
+    let Some(wanted) = u64::try_from(wanted).ok().filter(|wanted| *wanted > 0) else { return };
+    let limit = getrlimit(Resource::Nofile);
+    let both = Rlimit { current: Some(wanted), maximum: Some(wanted) };
+    let soft = limit.maximum.map_or(wanted, |hard| hard.min(wanted));
+    let soft = Rlimit { current: Some(soft), maximum: limit.maximum };
+    let set = setrlimit(Resource::Nofile, both).or_else(|_| setrlimit(Resource::Nofile, soft));
+    if let Err(error) = set {
+        warn!(wanted, %error, "the limit of open files is not set");
     }
 }
 

@@ -5,7 +5,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Cluster, FOREVER, PATIENCE, condition, phase, run_of, script, uid};
+use common::{Cluster, FOREVER, PATIENCE, condition, container, phase, run_of, script, uid};
 use k8s_openapi::api::core::v1::ContainerStatus;
 use longshore_testkit::wait_until;
 use serde_json::json;
@@ -53,6 +53,68 @@ async fn a_pod_runs_shows_its_state_and_goes_without_a_trace() {
     cluster.until_gone("web").await;
     cluster.until_traceless(&uid(&pod)).await;
     cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_pod_that_is_not_taken_in_fails_and_starts_nothing() {
+    let cluster = Cluster::start().await;
+    let mut spec = script(FOREVER);
+    spec["securityContext"] = json!({"sysctls": [{"name": "kernel.msgmax", "value": "65536"}]});
+    cluster.create("greedy", spec).await;
+    let pod = cluster
+        .until("greedy", "Failed", |pod| match phase(pod) {
+            "Failed" => Ok(()),
+            other => Err(other.to_owned()),
+        })
+        .await;
+    let status = pod.status.clone().unwrap();
+    assert_eq!(status.reason.as_deref(), Some("SysctlForbidden"));
+    let why = "forbidden sysctl: \"kernel.msgmax\" not allowlisted";
+    assert_eq!(status.message, Some(format!("Pod was rejected: {why}")));
+    assert!(status.container_statuses.is_none());
+    cluster.until_event("SysctlForbidden", why).await;
+    cluster.delete("greedy").await;
+    cluster.until_gone("greedy").await;
+    cluster.until_traceless(&uid(&pod)).await;
+}
+
+#[tokio::test]
+async fn a_rule_has_all_containers_start_afresh() {
+    let cluster = Cluster::start().await;
+    let once = format!("[ -e /v/seen ] || {{ touch /v/seen; exit 42; }}; {FOREVER}");
+    let mut spec = json!({
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "volumes": [{"name": "v", "emptyDir": {}}],
+        "initContainers": [container("i", "exit 0")],
+        "containers": [container("a", &once), container("b", FOREVER)],
+    });
+    spec["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+    spec["containers"][0]["restartPolicy"] = json!("Never");
+    spec["containers"][0]["restartPolicyRules"] = json!([{
+        "action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]},
+    }]);
+    cluster.create("again", spec).await;
+    let pod = cluster
+        .until("again", "all ran twice", |pod| {
+            let status = pod.status.clone().unwrap_or_default();
+            let all = status.container_statuses.into_iter().chain(status.init_container_statuses);
+            let counts: Vec<_> = all.flatten().map(|status| status.restart_count).collect();
+            match counts == [1, 1, 1] && condition(pod, "Ready") == "True" {
+                true => Ok(()),
+                false => Err(format!("{counts:?}")),
+            }
+        })
+        .await;
+    assert_eq!(condition(&pod, "AllContainersRestarting"), "False");
+    let statuses = pod.status.as_ref().unwrap().container_statuses.clone().unwrap();
+    for status in statuses {
+        let last = status.last_state.unwrap().terminated.expect("an end");
+        assert_eq!(last.reason.as_deref(), Some("RestartingAllContainers"));
+    }
+    cluster.delete("again").await;
+    cluster.until_gone("again").await;
+    cluster.until_traceless(&uid(&pod)).await;
 }
 
 #[tokio::test]

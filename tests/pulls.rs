@@ -150,6 +150,23 @@ async fn a_registry_with_a_login_wants_a_pull_secret() {
     }
     cluster.create("known", with("login")).await;
     cluster.until_ready("known").await;
+
+    // The image is there now, and still for those alone who could have pulled it.
+    cluster.create("again", with("login")).await;
+    cluster.until_ready("again").await;
+    let present = format!(
+        "Container image {image:?} already present on machine and can be accessed by the pod"
+    );
+    let event = cluster.until_event("Pulled", &present).await;
+    assert_eq!(event.involved_object.name.as_deref(), Some("again"));
+    cluster.create("intruder", runs(&image, "IfNotPresent")).await;
+    until_refused(&cluster, "intruder", &["401 Unauthorized", "authorization failed"]).await;
+    cluster.create("sly", runs(&image, "Never")).await;
+    let absent = format!("Container image {image:?} is not present with pull policy of Never");
+    cluster.until_event("ErrImageNeverPull", &absent).await;
+    cluster.create("forgetful", with("nowhere")).await;
+    let missing = "Unable to retrieve some image pull secrets (nowhere); attempting to pull the image may not succeed.";
+    cluster.until_event("FailedToRetrieveImagePullSecret", missing).await;
     cluster.host.assert_clean();
 }
 

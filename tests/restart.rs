@@ -6,7 +6,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{Cluster, FOREVER, PATIENCE, condition, phase, run_of, script, uid};
-use longshore_testkit::fakecri::{Fault, FaultProxy};
+use longshore_testkit::fakecri::Fault;
 use longshore_testkit::{Host, wait_until};
 use serde_json::json;
 
@@ -78,10 +78,7 @@ async fn nothing_is_written_by_a_restart_that_changes_nothing() {
 #[tokio::test]
 async fn what_cannot_be_seen_at_the_start_is_not_started_twice() {
     let host = Host::start().expect("a host");
-    let socket = host.dir().join("proxy.sock");
-    let proxy = FaultProxy::start(&socket, host.socket()).expect("a proxy");
-    let endpoint = format!("unix://{}", socket.display());
-    let mut cluster = Cluster::on(host, json!({"containerRuntimeEndpoint": endpoint})).await;
+    let (mut cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     cluster.create("web", script(FOREVER)).await;
     let before = run_of(&cluster.until_ready("web").await);
     cluster.node.daemon().kill().expect("killed");
@@ -103,10 +100,7 @@ async fn what_cannot_be_seen_at_the_start_is_not_started_twice() {
 #[tokio::test]
 async fn what_was_started_and_not_seen_is_not_started_twice() {
     let host = Host::start().expect("a host");
-    let socket = host.dir().join("proxy.sock");
-    let proxy = FaultProxy::start(&socket, host.socket()).expect("a proxy");
-    let endpoint = format!("unix://{}", socket.display());
-    let cluster = Cluster::on(host, json!({"containerRuntimeEndpoint": endpoint})).await;
+    let (cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     let refusal = Fault::Error(longshore_cri::Code::Unavailable, "busy".to_owned());
     proxy.inject("ContainerStatus", refusal);
     cluster.create("web", script(FOREVER)).await;

@@ -1,13 +1,17 @@
-//! Static pods from a directory of manifests, good and bad.
+//! Static pods from a directory of manifests and from a URL, good and bad, and their mirrors.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
 use std::fs;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Cluster, FOREVER, PATIENCE, script, uid};
-use longshore_testkit::wait_until;
+use axum::http::{HeaderMap, StatusCode};
+use common::{Cluster, FOREVER, PATIENCE, condition, script, uid};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Patch, PatchParams, PostParams};
+use longshore_testkit::{BUSYBOX, Host, wait_until};
 use serde_json::{Value, json};
 
 fn manifest(name: &str, text: &str) -> String {
@@ -119,5 +123,147 @@ async fn a_bad_manifest_is_told_and_stops_nobody() {
     cluster.until_event("InvalidManifest", "b-empty.yaml: spec.containers").await;
     cluster.until_event("InvalidManifest", "c-twice.yaml: spec.containers[1].name").await;
     cluster.until_event("InvalidManifest", "e-same.yaml: metadata.name").await;
+    cluster.host.assert_clean();
+}
+
+/// The ids of the containers of pods that are there, without their sandboxes.
+fn containers(pod: &Pod) -> Vec<String> {
+    let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.clone());
+    statuses.unwrap_or_default().into_iter().filter_map(|status| status.container_id).collect()
+}
+
+/// A pod of another UID that is ready.
+async fn until_remade(cluster: &Cluster, name: &str, old: &Pod) -> Pod {
+    cluster
+        .until(name, "another mirror, Ready", |pod| {
+            match (uid(pod) != uid(old), condition(pod, "Ready").as_str()) {
+                (true, "True") => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await
+}
+
+#[tokio::test]
+async fn a_mirror_shows_the_static_pod_whatever_befalls_either() {
+    let mut cluster = Cluster::start().await;
+    let dir = cluster.node.manifests();
+    let file = dir.join("web.yaml");
+    let name = format!("web-{}", cluster.host.name());
+    let labelled = manifest("web", FOREVER)
+        .replace("{\"name\":\"web\"}", "{\"name\":\"web\",\"labels\":{\"a\":\"1\"}}");
+    fs::write(&file, &labelled).unwrap();
+    let first = cluster.until_ready(&name).await;
+    let owner = first.metadata.owner_references.clone().unwrap();
+    assert_eq!((owner[0].kind.as_str(), owner[0].controller), ("Node", Some(true)));
+
+    // Who changes the mirror changes nothing: it is made again, and the container stays.
+    let patch = json!({"spec": {"containers": [{"name": "c", "image": "other:1"}]}});
+    cluster.pods().patch(&name, &PatchParams::default(), &Patch::Strategic(patch)).await.unwrap();
+    let again = until_remade(&cluster, &name, &first).await;
+    assert_eq!(again.spec.as_ref().unwrap().containers[0].image.as_deref(), Some(BUSYBOX));
+    assert_eq!(containers(&again), containers(&first));
+
+    // An edit that goes wrong stops nothing, and is told.
+    fs::write(&file, ": {").unwrap();
+    cluster.until_event("InvalidManifest", "web.yaml").await;
+    assert_eq!(containers(&cluster.until_ready(&name).await), containers(&first));
+
+    // A manifest may be a link that is flipped, in any way of writing.
+    let versions = cluster.host.dir().join("versions");
+    fs::create_dir(&versions).unwrap();
+    let given = |text: &str| {
+        let with_uid = labelled.replace("\"name\":\"web\"", "\"name\":\"web\",\"uid\":\"given\"");
+        with_uid.replace("sleep 1000", text)
+    };
+    fs::write(versions.join("1"), given("sleep 1001")).unwrap();
+    fs::write(versions.join("2"), given("sleep 1002")).unwrap();
+    let flip = |to: &str| {
+        let link = dir.join(".link");
+        std::os::unix::fs::symlink(versions.join(to), &link).unwrap();
+        fs::rename(link, &file).unwrap();
+    };
+    flip("1");
+    let one = until_remade(&cluster, &name, &again).await;
+    assert_eq!(one.metadata.annotations.as_ref().unwrap()["kubernetes.io/config.hash"], "given");
+    assert_ne!(containers(&one), containers(&first));
+
+    // So does an edit under a UID that the manifest gives itself.
+    flip("2");
+    let two = until_remade(&cluster, &name, &one).await;
+    assert_ne!(containers(&two), containers(&one));
+    let command = two.spec.as_ref().unwrap().containers[0].command.clone().unwrap();
+    assert!(command[2].contains("sleep 1002"), "{command:?}");
+
+    // While the apiserver is away the manifest becomes another pod's.
+    cluster.apiserver.daemon().kill().unwrap();
+    fs::remove_file(&file).unwrap();
+    fs::write(&file, manifest("renamed", FOREVER)).unwrap();
+    cluster.apiserver.restart(&cluster.host).unwrap();
+    cluster.until_ready(&format!("renamed-{}", cluster.host.name())).await;
+    cluster.until_gone(&name).await;
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn another_pod_in_the_mirrors_place_is_told_and_stops_nobody() {
+    let cluster = Cluster::start().await;
+    let name = format!("web-{}", cluster.host.name());
+    let rival: Pod = serde_json::from_value(json!({
+        "metadata": {"name": name}, "spec": script(FOREVER),
+    }))
+    .unwrap();
+    cluster.pods().create(&PostParams::default(), &rival).await.unwrap();
+    fs::write(cluster.node.manifests().join("web.yaml"), manifest("web", FOREVER)).unwrap();
+    cluster.until_event("FailedCreateMirrorPod", &name).await;
+    wait_until(PATIENCE, "the static pod runs", async || {
+        let tasks = cluster.host.ctr(["tasks", "ls"]).unwrap();
+        match tasks.matches("RUNNING").count() {
+            2 => Ok(()),
+            _ => Err(tasks),
+        }
+    })
+    .await
+    .unwrap();
+    cluster.delete(&name).await;
+    let mirror = cluster.until_ready(&name).await;
+    assert!(mirror.metadata.annotations.unwrap().contains_key("kubernetes.io/config.mirror"));
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn pods_come_from_a_url_too() {
+    let host = Host::start().unwrap();
+    let page = Arc::new(Mutex::new(manifest("one", FOREVER)));
+    let listener = tokio::net::TcpListener::bind((host.machine_ip(), 0)).await.unwrap();
+    let url = format!("http://{}/pods", listener.local_addr().unwrap());
+    let shown = page.clone();
+    let get = axum::routing::get(async move |headers: HeaderMap| match headers.get("x-token") {
+        Some(token) if token == "secret" => (StatusCode::OK, shown.lock().unwrap().clone()),
+        _ => (StatusCode::FORBIDDEN, String::new()),
+    });
+    let router = axum::Router::new().route("/pods", get);
+    let serving = tokio::spawn(async move { axum::serve(listener, router).await });
+    let cluster = Cluster::on(
+        host,
+        json!({
+            "staticPodURL": url,
+            "staticPodURLHeader": {"X-Token": ["secret"]},
+            "httpCheckFrequency": "200ms",
+        }),
+    )
+    .await;
+    let (one, two) =
+        (format!("one-{}", cluster.host.name()), format!("two-{}", cluster.host.name()));
+    let mirror = cluster.until_ready(&one).await;
+    assert_eq!(mirror.metadata.annotations.unwrap()["kubernetes.io/config.source"], "http");
+    *page.lock().unwrap() = ": {".to_owned();
+    cluster.until_event("InvalidManifest", &url).await;
+    assert_eq!(common::phase(&cluster.pod(&one).await), "Running");
+    *page.lock().unwrap() =
+        format!("{{apiVersion: v1, kind: PodList, items: [{}]}}", manifest("two", FOREVER));
+    cluster.until_ready(&two).await;
+    cluster.until_gone(&one).await;
+    serving.abort();
     cluster.host.assert_clean();
 }

@@ -183,7 +183,6 @@ fn words(s: &KubeletConfiguration, gates: &FeatureGates, f: &mut Faults) {
     f.unless(s.system_cgroups.is_empty() || !s.cgroup_root.is_empty(), || {
         "systemCgroups: cgroupRoot must be set with it".to_owned()
     });
-    f.unless(!s.run_once, || "runOnce: must not be set, there is no such mode any more".to_owned());
     f.unless(!s.container_runtime_endpoint.is_empty(), || {
         "containerRuntimeEndpoint: must be set".to_owned()
     });

@@ -3,12 +3,13 @@
 
 mod mirror;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use k8s_openapi::api::core::v1::Pod;
-use longshore_pod::spec;
+use longshore_pod::{Timestamp, spec};
 use tokio::sync::{mpsc, watch};
+use tracing::warn;
 
 pub use mirror::reconcile_mirrors;
 
@@ -45,6 +46,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     pods: HashMap<String, (Source, Arc<Pod>)>,
+    /// What each source of static pods told last.
+    statics: BTreeMap<Source, Vec<Pod>>,
     mirrors: HashMap<FullName, Arc<Pod>>,
     /// Sources that have yet to tell what they have.
     awaited: HashSet<Source>,
@@ -69,6 +72,11 @@ impl Desired {
     /// Becomes true once every source has told what it has.
     pub fn synced(&self) -> watch::Receiver<bool> {
         self.shared.synced.subscribe()
+    }
+
+    /// Whether a source has yet to tell what it has.
+    pub fn awaits(&self, source: Source) -> bool {
+        self.state().awaited.contains(&source)
     }
 
     /// The pod with that UID.
@@ -115,10 +123,15 @@ impl Desired {
         match update {
             Update::Set(pod) => state.set(source, *pod, &mut changes),
             Update::Remove(pod) => state.remove(&pod, &mut changes),
+            Update::Snapshot(pods) if source != Source::Api => {
+                state.statics.insert(source, pods);
+                state.settle_statics(&mut changes);
+                state.awaited.remove(&source);
+            }
             Update::Snapshot(pods) => {
                 let present: HashSet<String> =
                     pods.iter().map(|pod| spec::uid(pod).to_owned()).collect();
-                let gone = state.absent(source, &present);
+                let gone = state.absent(&present);
                 gone.iter().for_each(|pod| state.remove(pod, &mut changes));
                 pods.into_iter().for_each(|pod| state.set(source, pod, &mut changes));
                 state.awaited.remove(&source);
@@ -141,6 +154,12 @@ impl Desired {
         // No code panics while it holds the lock.
         self.shared.state.read().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether a static pod says something else than it did when it was first seen.
+fn has_changed(known: &Pod, pod: &Pod) -> bool {
+    let content = |pod: &Pod| spec::annotation(pod, spec::CONTENT_ANNOTATION).map(str::to_owned);
+    content(known) != content(pod)
 }
 
 impl State {
@@ -172,11 +191,53 @@ impl State {
         changes.extend(self.pods.remove(spec::uid(pod)).map(|(_, pod)| Change::Gone(pod)));
     }
 
-    /// What a source told before and does not tell any more.
-    fn absent(&self, source: Source, present: &HashSet<String>) -> Vec<Arc<Pod>> {
-        let pods = self.pods.values().filter(|(from, _)| *from == source).map(|(_, pod)| pod);
-        let mirrors = self.mirrors.values().filter(|_| source == Source::Api);
-        pods.chain(mirrors).filter(|pod| !present.contains(spec::uid(pod))).cloned().collect()
+    /// What the apiserver told before and does not tell any more.
+    fn absent(&self, present: &HashSet<String>) -> Vec<Arc<Pod>> {
+        let pods = self.pods.values().filter(|(from, _)| *from == Source::Api).map(|(_, pod)| pod);
+        pods.chain(self.mirrors.values())
+            .filter(|pod| !present.contains(spec::uid(pod)))
+            .cloned()
+            .collect()
+    }
+
+    /// Make the static pods those that their sources tell. Of two of one name, the first source's is
+    /// taken, and the other one's once that is gone.
+    fn settle_statics(&mut self, changes: &mut Vec<Change>) {
+        let mut wanted: Vec<(Source, Pod)> = Vec::new();
+        for (source, pods) in &self.statics {
+            for pod in pods {
+                let taken = wanted.iter().find(|(_, other)| {
+                    full_name(other) == full_name(pod) || spec::uid(other) == spec::uid(pod)
+                });
+                match taken {
+                    None => wanted.push((*source, pod.clone())),
+                    Some((other, _)) => {
+                        let name = spec::name(pod);
+                        warn!(name, ?source, ?other, "the static pod is there from another source");
+                    }
+                }
+            }
+        }
+        let is_wanted = |known: &Pod| {
+            wanted
+                .iter()
+                .any(|(_, pod)| spec::uid(pod) == spec::uid(known) && !has_changed(known, pod))
+        };
+        // One that was edited under the UID that it gives itself ends like any other, and begins anew.
+        let gone: Vec<Arc<Pod>> = self
+            .pods
+            .values()
+            .filter(|(source, pod)| *source != Source::Api && !is_wanted(pod))
+            .map(|(_, pod)| pod.clone())
+            .collect();
+        gone.iter().for_each(|pod| self.remove(pod, changes));
+        for (source, mut pod) in wanted {
+            if !self.pods.contains_key(spec::uid(&pod)) {
+                let annotations = pod.metadata.annotations.get_or_insert_default();
+                annotations.insert(spec::SEEN_ANNOTATION.to_owned(), Timestamp::now().to_string());
+                self.set(source, pod, changes);
+            }
+        }
     }
 
     fn static_pod(&self, name: &FullName) -> Option<String> {

@@ -83,3 +83,32 @@ fn a_mirror_is_never_run_and_counts_only_for_its_own_version() {
         "a late end of the old one"
     );
 }
+
+#[test]
+fn a_static_pod_that_keeps_its_uid_begins_anew_when_its_content_changes() {
+    let desired = Desired::new([Source::File]);
+    let edition = |content: &str| {
+        pod(
+            "web",
+            "given",
+            json!({
+                spec::SOURCE_ANNOTATION: "file", spec::HASH_ANNOTATION: "given",
+                spec::CONTENT_ANNOTATION: content,
+            }),
+        )
+    };
+    let told_of =
+        |content| told(&desired.apply(Source::File, Update::Snapshot(vec![edition(content)])));
+    assert_eq!(told_of("1"), ["+given"]);
+    assert_eq!(told_of("1"), Vec::<String>::new());
+    assert_eq!(told_of("2"), ["-given", "+given"]);
+}
+
+#[test]
+fn of_two_sources_with_one_name_the_first_wins_for_as_long_as_it_is_there() {
+    let desired = Desired::new([Source::File, Source::Http]);
+    let snapshot = |source, pods| told(&desired.apply(source, Update::Snapshot(pods)));
+    assert_eq!(snapshot(Source::Http, vec![static_pod("url")]), ["+url"]);
+    assert_eq!(snapshot(Source::File, vec![static_pod("file")]), ["-url", "+file"]);
+    assert_eq!(snapshot(Source::File, vec![]), ["-file", "+url"]);
+}

@@ -5,10 +5,11 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use k8s_openapi::Metadata;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use k8s_openapi::{Metadata, NamespaceResourceScope};
-use kube::Resource;
+use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::core::ObjectMeta;
+use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use tokio::sync::Mutex as AsyncMutex;
 
@@ -16,14 +17,13 @@ use super::Error;
 
 /// An object that pods refer to by name.
 pub(super) trait Named:
-    Resource<DynamicType = (), Scope = NamespaceResourceScope>
-    + Metadata<Ty = ObjectMeta>
-    + DeserializeOwned
-    + Clone
-    + Debug
+    Metadata<Ty = ObjectMeta> + DeserializeOwned + Clone + Debug
 {
     /// What messages call it.
     const NAME: &'static str;
+
+    /// Where to ask for it.
+    fn api(client: Client, namespace: &str) -> Api<Self>;
 
     /// Whether its data can never change.
     fn immutable(&self) -> bool;
@@ -31,6 +31,10 @@ pub(super) trait Named:
 
 impl Named for Secret {
     const NAME: &'static str = "secret";
+
+    fn api(client: Client, namespace: &str) -> Api<Self> {
+        Api::namespaced(client, namespace)
+    }
 
     fn immutable(&self) -> bool {
         self.immutable == Some(true)
@@ -40,12 +44,29 @@ impl Named for Secret {
 impl Named for ConfigMap {
     const NAME: &'static str = "configmap";
 
+    fn api(client: Client, namespace: &str) -> Api<Self> {
+        Api::namespaced(client, namespace)
+    }
+
     fn immutable(&self) -> bool {
         self.immutable == Some(true)
     }
 }
 
-/// Namespace and name.
+impl Named for RuntimeClass {
+    const NAME: &'static str = "runtimeclass.node.k8s.io";
+
+    fn api(client: Client, _: &str) -> Api<Self> {
+        Api::all(client)
+    }
+
+    /// Its handler is. A class of the same name that is made later is for the pods after it.
+    fn immutable(&self) -> bool {
+        true
+    }
+}
+
+/// Namespace, empty for an object of the whole cluster, and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Key {
     namespace: Box<str>,
@@ -59,8 +80,13 @@ impl Key {
 }
 
 pub(super) struct Cache<K> {
-    time_to_live: Duration,
     entries: Mutex<HashMap<Key, Entry<K>>>,
+}
+
+impl<K> Default for Cache<K> {
+    fn default() -> Self {
+        Self { entries: Mutex::default() }
+    }
 }
 
 struct Entry<K> {
@@ -77,10 +103,6 @@ struct Answer<K> {
 }
 
 impl<K: Named> Cache<K> {
-    pub(super) fn new(time_to_live: Duration) -> Self {
-        Self { time_to_live, entries: Mutex::default() }
-    }
-
     /// One more pod refers to the object. The pod may have been made after the last answer, so the
     /// next reader asks anew; requests under way serve those who already wait for them.
     pub(super) fn retain(&self, key: &Key) {
@@ -102,19 +124,20 @@ impl<K: Named> Cache<K> {
         }
     }
 
-    /// The object, from the cache if it is fresh, or else by `fetch`, which is told whether a
+    /// The object, from the cache if it is younger than `time_to_live`, or else by `fetch`, which is told whether a
     /// version of it is known already. An object that no pod refers to is fetched and not kept.
     pub(super) async fn get(
         &self,
         namespace: &str,
         name: &str,
+        time_to_live: Duration,
         fetch: impl AsyncFnOnce(bool) -> Result<K, Error>,
     ) -> Result<Arc<K>, Error> {
         let asked = Instant::now();
         let slot = self.entries().get(&Key::new(namespace, name)).map(|entry| entry.slot.clone());
         let slot = slot.unwrap_or_default();
         let mut last = slot.lock().await;
-        if let Some(answer) = last.as_ref().filter(|answer| self.is_fresh(answer, asked)) {
+        if let Some(answer) = last.as_ref().filter(|answer| answer.serves(asked, time_to_live)) {
             return answer.result.clone();
         }
         let known = last.take().and_then(|answer| answer.result.ok());
@@ -132,16 +155,6 @@ impl<K: Named> Cache<K> {
         result
     }
 
-    /// Whether an answer will do for a caller who asked at that time: an error only for those who
-    /// waited for it, an object for its time to live.
-    fn is_fresh(&self, answer: &Answer<K>, asked: Instant) -> bool {
-        answer.at >= asked
-            || answer
-                .result
-                .as_ref()
-                .is_ok_and(|object| object.immutable() || answer.at.elapsed() < self.time_to_live)
-    }
-
     fn entries(&self) -> MutexGuard<'_, HashMap<Key, Entry<K>>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -149,6 +162,15 @@ impl<K: Named> Cache<K> {
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.entries().len()
+    }
+}
+
+impl<K: Named> Answer<K> {
+    /// Whether it will do for a caller who asked at that time: an error only for those who waited
+    /// for it, an object for its time to live.
+    fn serves(&self, asked: Instant, time_to_live: Duration) -> bool {
+        let lives = |object: &Arc<K>| object.immutable() || self.at.elapsed() < time_to_live;
+        self.at >= asked || self.result.as_ref().is_ok_and(lives)
     }
 }
 

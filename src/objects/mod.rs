@@ -1,4 +1,4 @@
-//! Secrets, configmaps and service account tokens that the pods of this node refer to, fetched one
+//! Secrets, configmaps, runtime classes and service account tokens that the pods of this node refer to, fetched one
 //! by one by name as the Node authorizer allows. Workers register a pod here before they use it;
 //! volumes, environment variables and image pulls read from here.
 //! Current limitations: changes are seen by asking again after a time to live, not by a watch.
@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, ServiceAccountTokenProjection};
-use kube::api::{Api, GetParams};
+use k8s_openapi::api::node::v1::RuntimeClass;
+use kube::api::GetParams;
 use kube::{Client, Error as KubeError};
 use longshore_pod::spec;
 
@@ -22,8 +23,12 @@ use tokens::PodTokens;
 
 /// How long a fetched object is used before it is asked for again.
 const TIME_TO_LIVE: Duration = Duration::from_secs(60);
+/// The same for those who use an object once, when a container starts.
+const FRESH: Duration = Duration::from_secs(1);
 /// How long one request may take, so that a silent apiserver does not hold a pod's worker.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// The same for an object of which some version is known, and good enough.
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why an object or token could not be had. Cheap to clone: callers share one request's outcome.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -31,7 +36,7 @@ pub enum Error {
     /// The apiserver has no such object.
     #[error("{kind} {name:?} not found")]
     NotFound {
-        /// `secret` or `configmap`.
+        /// `secret`, `configmap` or `runtimeclass.node.k8s.io`.
         kind: &'static str,
         /// The object's name.
         name: String,
@@ -73,13 +78,19 @@ impl Error {
 
 /// One of the secrets and configmaps that a pod refers to, if there is any, in words.
 pub fn first_reference(pod: &Pod) -> Option<String> {
-    references::of(pod).first().map(ToString::to_string)
+    let all = references::of(pod);
+    // A class tells how to run a pod, and holds nothing that is for some pods alone.
+    let kept = all.iter().find(|reference| !matches!(reference, Reference::RuntimeClass(_)));
+    kept.map(ToString::to_string)
 }
 
 /// A request's answer, or an error once it has taken too long.
-async fn within_deadline<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
-    let late = |_| KubeError::Service(format!("no answer within {REQUEST_TIMEOUT:?}").into());
-    tokio::time::timeout(REQUEST_TIMEOUT, request).await.map_err(late)?
+async fn within<T>(
+    deadline: Duration,
+    request: impl Future<Output = kube::Result<T>>,
+) -> kube::Result<T> {
+    let late = |_| KubeError::Service(format!("no answer within {deadline:?}").into());
+    tokio::time::timeout(deadline, request).await.map_err(late)?
 }
 
 fn root_cause(error: &dyn std::error::Error) -> String {
@@ -94,12 +105,14 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 #[derive(Clone)]
 pub struct Objects {
     inner: Arc<Inner>,
+    time_to_live: Duration,
 }
 
 struct Inner {
     client: Option<Client>,
     secrets: Cache<Secret>,
     config_maps: Cache<ConfigMap>,
+    runtime_classes: Cache<RuntimeClass>,
     pods: Mutex<HashMap<String, Registered>>,
 }
 
@@ -118,14 +131,19 @@ impl Objects {
     }
 
     fn with_time_to_live(client: Option<Client>, time_to_live: Duration) -> Self {
-        Self {
-            inner: Arc::new(Inner {
-                client,
-                secrets: Cache::new(time_to_live),
-                config_maps: Cache::new(time_to_live),
-                pods: Mutex::default(),
-            }),
-        }
+        let inner = Inner {
+            client,
+            secrets: Cache::default(),
+            config_maps: Cache::default(),
+            runtime_classes: Cache::default(),
+            pods: Mutex::default(),
+        };
+        Self { inner: Arc::new(inner), time_to_live }
+    }
+
+    /// A handle of the same cache that gives objects of the last second, or asks anew.
+    pub fn fresh(&self) -> Self {
+        Self { time_to_live: self.time_to_live.min(FRESH), ..self.clone() }
     }
 
     /// Makes a pod's references known. What a new reference reads is fetched after this call, so a
@@ -162,6 +180,11 @@ impl Objects {
         self.get(&self.inner.config_maps, namespace, name).await
     }
 
+    /// A runtime class by name. Callers at the same time share one request.
+    pub async fn runtime_class(&self, name: &str) -> Result<Arc<RuntimeClass>, Error> {
+        self.get(&self.inner.runtime_classes, "", name).await
+    }
+
     /// A token of the pod's service account, bound to the pod and kept until 80 % of its life is
     /// over. When it cannot be renewed in time, the old one is given as long as it is valid.
     pub async fn service_account_token(
@@ -179,15 +202,21 @@ impl Objects {
         namespace: &str,
         name: &str,
     ) -> Result<Arc<K>, Error> {
-        let action = || format!("get {} {namespace}/{name}", K::NAME);
+        let action = || match namespace {
+            "" => format!("get {} {name}", K::NAME),
+            namespace => format!("get {} {namespace}/{name}", K::NAME),
+        };
         let client =
             self.inner.client.as_ref().ok_or_else(|| Error::NoApiserver { action: action() })?;
-        let api = Api::<K>::namespaced(client.clone(), namespace);
+        let api = K::api(client.clone(), namespace);
         cache
-            .get(namespace, name, async |known| {
+            .get(namespace, name, self.time_to_live, async |known| {
                 // The apiserver's own cache is good enough to look for changes, and spares etcd.
-                let params = if known { GetParams::any() } else { GetParams::default() };
-                within_deadline(api.get_with(name, &params)).await.map_err(|error| match error {
+                let (params, deadline) = match known {
+                    true => (GetParams::any(), RENEWAL_TIMEOUT),
+                    false => (GetParams::default(), REQUEST_TIMEOUT),
+                };
+                within(deadline, api.get_with(name, &params)).await.map_err(|error| match error {
                     KubeError::Api(status) if status.code == 404 => {
                         Error::NotFound { kind: K::NAME, name: name.to_owned() }
                     }
@@ -207,6 +236,7 @@ impl Inner {
         match reference {
             Reference::Secret(key) => self.secrets.retain(key),
             Reference::ConfigMap(key) => self.config_maps.retain(key),
+            Reference::RuntimeClass(key) => self.runtime_classes.retain(key),
         }
     }
 
@@ -214,6 +244,7 @@ impl Inner {
         match reference {
             Reference::Secret(key) => self.secrets.release(key),
             Reference::ConfigMap(key) => self.config_maps.release(key),
+            Reference::RuntimeClass(key) => self.runtime_classes.release(key),
         }
     }
 }

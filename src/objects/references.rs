@@ -13,6 +13,7 @@ use super::cache::Key;
 pub(super) enum Reference {
     Secret(Key),
     ConfigMap(Key),
+    RuntimeClass(Key),
 }
 
 impl fmt::Display for Reference {
@@ -20,6 +21,7 @@ impl fmt::Display for Reference {
         match self {
             Self::Secret(key) => write!(out, "secret {:?}", key.name),
             Self::ConfigMap(key) => write!(out, "configmap {:?}", key.name),
+            Self::RuntimeClass(key) => write!(out, "runtimeclass {:?}", key.name),
         }
     }
 }
@@ -39,6 +41,9 @@ pub(super) fn of(pod: &Pod) -> References {
     }
     for volume in pod_spec.volumes.iter().flatten() {
         found.volume(volume);
+    }
+    if let Some(class) = pod_spec.runtime_class_name.as_deref().filter(|name| !name.is_empty()) {
+        found.references.insert(Reference::RuntimeClass(Key::new("", class)));
     }
     found.references
 }

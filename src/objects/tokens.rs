@@ -14,7 +14,7 @@ use kube::{Client, Error as KubeError};
 use longshore_pod::spec;
 use tokio::sync::Mutex as AsyncMutex;
 
-use super::{Error, within_deadline};
+use super::{Error, REQUEST_TIMEOUT, within};
 
 /// However long a token lives, it is not used for longer than this before it is renewed.
 const LONGEST_USE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -109,7 +109,8 @@ async fn create(
     let mut pauses = LAG.into_iter();
     let answer: TokenRequest = loop {
         let params = PostParams::default();
-        let asked = within_deadline(api.create_subresource("token", account, &params, &body)).await;
+        let request = api.create_subresource("token", account, &params, &body);
+        let asked = within(REQUEST_TIMEOUT, request).await;
         match (asked, pauses.next()) {
             (Err(KubeError::Api(status)), Some(pause)) if status.code == 403 => {
                 tokio::time::sleep(pause).await;

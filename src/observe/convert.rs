@@ -2,7 +2,7 @@
 
 use longshore_cri::v1;
 use longshore_pod::Timestamp;
-use longshore_pod::observed::{Container, Sandbox, State};
+use longshore_pod::observed::{Container, Sandbox, State, User};
 
 use crate::runtime::labels;
 
@@ -52,6 +52,15 @@ pub(super) fn container(
         },
         v1::ContainerState::ContainerUnknown => State::Unknown,
     };
+    let stop_signal = match status.stop_signal() {
+        v1::Signal::RuntimeDefault => None, // not told
+        signal => Some(signal.as_str_name().replace("PLUS", "+").replace("MINUS", "-")),
+    };
+    let user = status.user.and_then(|user| user.linux).map(|linux| User {
+        uid: linux.uid,
+        gid: linux.gid,
+        groups: linux.supplemental_groups,
+    });
     let metadata = status.metadata.unwrap_or_default();
     let annotation = |key: &str| status.annotations.get(key);
     let restart_count = annotation(labels::RESTART_COUNT)
@@ -74,6 +83,8 @@ pub(super) fn container(
         image: image.unwrap_or_default(),
         image_ref,
         log_path: status.log_path,
+        user,
+        stop_signal,
         state,
     }
 }

@@ -1,11 +1,12 @@
 //! The one owner of "what does run": the pod lifecycle event generator (PLEG).
 //!
-//! A relist each second is the truth; the runtime's container events and the workers' own looks at
-//! what they have just done make it quick. Every fact is stamped with the moment at which it was
+//! A relist each second is the truth; the ends of processes, the runtime's container events and the
+//! workers' own looks at what they have just done make it quick. Every fact is stamped with the moment at which it was
 //! asked for, so an answer that was slow to come never overwrites a newer one. Workers subscribe
 //! to their pod and read nothing else.
 
 mod convert;
+mod exits;
 mod relist;
 mod termination;
 
@@ -16,8 +17,14 @@ use std::time::{Duration, Instant};
 use longshore_cri::{Runtime, v1};
 use longshore_pod::observed::{Container, ObservedPod, Sandbox};
 use tokio::sync::watch;
+use tracing::{debug, warn};
+
+use crate::runtime::labels;
 
 pub use relist::{PLEG_DEADLINE, run};
+
+/// So many looks that fail in a row are no passing trouble.
+const PERSISTENT: u32 = 3;
 
 /// A look at the runtime failed.
 #[derive(Debug, thiserror::Error)]
@@ -44,8 +51,12 @@ struct Record {
     containers: HashMap<String, Seen<Container>>,
     /// Facts that are being looked up after a relist, by id.
     looking: HashSet<String>,
+    /// Containers whose end is awaited, by id.
+    followed: HashSet<String>,
     /// What is there and no look has seen yet, by id, and since when that is known.
     unseen: HashMap<String, Instant>,
+    /// How many looks have failed since the last one that did not, and the last error, by id.
+    failures: HashMap<String, (u32, String)>,
     published: watch::Sender<Arc<ObservedPod>>,
 }
 
@@ -149,6 +160,24 @@ impl Observer {
         Ok(())
     }
 
+    /// Find what the runtime has of a pod and nobody has seen yet, as after a call to make
+    /// something that failed.
+    pub async fn find(&self, uid: &str) -> Result<(), Error> {
+        let filter = v1::PodSandboxFilter {
+            label_selector: [(labels::POD_UID.to_owned(), uid.to_owned())].into(),
+            ..v1::PodSandboxFilter::default()
+        };
+        for sandbox in self.runtime.list_pod_sandboxes(Some(filter)).await? {
+            self.look_at_sandbox(uid, &sandbox.id).await?;
+        }
+        Ok(())
+    }
+
+    /// Why the last look at something of the pod failed, if it did.
+    pub fn trouble(&self, uid: &str) -> Option<String> {
+        self.pods().get(uid)?.failures.values().next().map(|(_, error)| error.clone())
+    }
+
     /// The runtime no longer has this sandbox or container.
     pub fn removed(&self, uid: &str, id: &str) {
         self.lost(uid, id, Instant::now());
@@ -163,7 +192,7 @@ impl Observer {
         }
         let seen = Seen { at, listed: status.state, value: convert::sandbox(status) };
         put(&mut record.sandboxes, status.id.clone(), seen);
-        record.unseen.remove(&status.id);
+        record.seen(&status.id);
         record.publish(uid);
     }
 
@@ -180,16 +209,37 @@ impl Observer {
             _ => String::new(),
         };
         let (id, listed) = (status.id.clone(), status.state);
+        let runs = status.state() == v1::ContainerState::ContainerRunning;
         let value = convert::container(status, sandbox_id.to_owned(), message);
         let mut pods = self.pods();
         let record = record(&mut pods, uid);
-        record.unseen.remove(&id);
+        record.seen(&id);
+        if runs && record.followed.insert(id.clone()) {
+            let (uid, sandbox_id) = (uid.to_owned(), sandbox_id.to_owned());
+            exits::follow(self.clone(), uid, id.clone(), sandbox_id);
+        }
         put(&mut record.containers, id, Seen { at, listed, value });
         record.publish(uid);
     }
 
+    /// Whether a container runs, as far as is known.
+    fn is_running(&self, uid: &str, id: &str) -> bool {
+        let pods = self.pods();
+        let seen = pods.get(uid).and_then(|record| record.containers.get(id));
+        seen.is_some_and(|seen| seen.value.is_running())
+    }
+
+    fn unfollow(&self, uid: &str, id: &str) {
+        if let Some(record) = self.pods().get_mut(uid) {
+            record.followed.remove(id);
+        }
+    }
+
     fn missed(&self, uid: &str, id: &str, at: Instant, error: longshore_cri::Error) -> Error {
-        record(&mut self.pods(), uid).note(uid, id, at);
+        let mut pods = self.pods();
+        let record = record(&mut pods, uid);
+        record.note(uid, id, at);
+        record.failed(uid, id, &error);
         error.into()
     }
 
@@ -198,7 +248,7 @@ impl Observer {
         let Some(record) = pods.get_mut(uid) else { return };
         record.sandboxes.retain(|known, seen| known != id || seen.at > at);
         record.containers.retain(|known, seen| known != id || seen.at > at);
-        record.unseen.remove(id);
+        record.seen(id);
         record.publish(uid);
     }
 
@@ -215,6 +265,25 @@ pub fn overdue(relisted: Option<Instant>, started: Instant) -> Option<Duration> 
 }
 
 impl Record {
+    /// A look has found out about it.
+    fn seen(&mut self, id: &str) {
+        self.unseen.remove(id);
+        self.failures.remove(id);
+    }
+
+    /// A look has failed. The first few may be a passing trouble; saying the rest once is enough.
+    fn failed(&mut self, uid: &str, id: &str, error: &longshore_cri::Error) {
+        let (failures, last) = self.failures.entry(id.to_owned()).or_default();
+        *failures = failures.saturating_add(1);
+        *last = error.to_string();
+        if *failures == PERSISTENT {
+            let (pod, namespace) = (&self.name, &self.namespace);
+            warn!(%pod, namespace, uid, id, %error, "what runs of a pod cannot be seen");
+        } else {
+            debug!(uid, id, %error, "look failed");
+        }
+    }
+
     /// Note that something is there, if that is all that is known of it.
     fn note(&mut self, uid: &str, id: &str, at: Instant) {
         let is_known = self.sandboxes.contains_key(id) || self.containers.contains_key(id);
@@ -255,7 +324,9 @@ fn record<'a>(pods: &'a mut HashMap<String, Record>, uid: &str) -> &'a mut Recor
         sandboxes: HashMap::new(),
         containers: HashMap::new(),
         looking: HashSet::new(),
+        followed: HashSet::new(),
         unseen: HashMap::new(),
+        failures: HashMap::new(),
         published: watch::Sender::new(Arc::new(ObservedPod {
             uid: uid.to_owned(),
             ..ObservedPod::default()

@@ -1,6 +1,6 @@
 //! The relist loop and the runtime's event stream.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,14 @@ async fn relist_forever(observer: Observer) {
     }
 }
 
+/// What a relist shows of one pod.
+#[derive(Default)]
+struct ListedPod {
+    name: String,
+    namespace: String,
+    items: Vec<Listed>,
+}
+
 /// One thing that a relist shows.
 struct Listed {
     id: String,
@@ -63,20 +71,20 @@ async fn relist(observer: &Observer) -> Result<(), Error> {
         observer.runtime.list_pod_sandboxes(None),
         observer.runtime.list_containers(None),
     )?;
-    let mut listed: HashMap<String, Vec<Listed>> = HashMap::new();
-    for v1::PodSandbox { id, state, mut labels, .. } in sandboxes {
-        if let Some(uid) = labels.remove(labels::POD_UID) {
-            listed.entry(uid).or_default().push(Listed { id, state, sandbox_id: None });
-        }
+    let mut listed: HashMap<String, ListedPod> = HashMap::new();
+    let mut add = |mut labels: BTreeMap<String, String>, item| {
+        // What bears no pod's labels is not ours.
+        let Some(uid) = labels.remove(labels::POD_UID) else { return };
+        let pod = listed.entry(uid).or_default();
+        pod.name = labels.remove(labels::POD_NAME).unwrap_or_default();
+        pod.namespace = labels.remove(labels::POD_NAMESPACE).unwrap_or_default();
+        pod.items.push(item);
+    };
+    for v1::PodSandbox { id, state, labels, .. } in sandboxes {
+        add(labels, Listed { id, state, sandbox_id: None });
     }
-    for v1::Container { id, pod_sandbox_id, state, mut labels, .. } in containers {
-        if let Some(uid) = labels.remove(labels::POD_UID) {
-            listed.entry(uid).or_default().push(Listed {
-                id,
-                state,
-                sandbox_id: Some(pod_sandbox_id),
-            });
-        }
+    for v1::Container { id, pod_sandbox_id, state, labels, .. } in containers {
+        add(labels, Listed { id, state, sandbox_id: Some(pod_sandbox_id) });
     }
 
     let mut looks = tokio::task::JoinSet::new();
@@ -84,16 +92,19 @@ async fn relist(observer: &Observer) -> Result<(), Error> {
     {
         let mut pods = observer.pods();
         pods.retain(|uid, known| {
-            let present: HashSet<&str> =
-                listed.get(uid).into_iter().flatten().map(|listed| listed.id.as_str()).collect();
+            let items = listed.get(uid).into_iter().flat_map(|pod| &pod.items);
+            let present: HashSet<&str> = items.map(|item| item.id.as_str()).collect();
             if known.drop_absent(&present, at) {
                 known.publish(uid);
             }
             !present.is_empty() || !known.is_forgotten()
         });
-        for (uid, items) in listed {
+        for (uid, pod) in listed {
             let record = record(&mut pods, &uid);
-            for item in items {
+            if record.name.is_empty() {
+                (record.name, record.namespace) = (pod.name, pod.namespace);
+            }
+            for item in pod.items {
                 if record.wants_look(&item, at) {
                     record.note(&uid, &item.id, at);
                     record.looking.insert(item.id.clone());
@@ -114,16 +125,13 @@ async fn relist(observer: &Observer) -> Result<(), Error> {
 }
 
 async fn look(observer: Observer, uid: String, item: Listed) {
-    let result = match &item.sandbox_id {
+    // One that fails has said so, and the next relist finds the same difference and tries again.
+    let _ = match &item.sandbox_id {
         None => observer.look_at_sandbox(&uid, &item.id).await,
         Some(sandbox_id) => observer.look_at_container(&uid, &item.id, sandbox_id).await,
     };
     if let Some(record) = observer.pods().get_mut(&uid) {
         record.looking.remove(&item.id);
-    }
-    if let Err(error) = result {
-        // The next relist finds the same difference and tries again.
-        debug!(%uid, id = item.id, %error, "look failed");
     }
 }
 
@@ -136,6 +144,7 @@ impl Record {
         self.sandboxes.retain(|id, seen| present.contains(id.as_str()) || seen.at >= at);
         self.containers.retain(|id, seen| present.contains(id.as_str()) || seen.at >= at);
         self.unseen.retain(|id, since| present.contains(id.as_str()) || *since >= at);
+        self.failures.retain(|id, _| present.contains(id.as_str()));
         before != count(self)
     }
 
@@ -188,6 +197,8 @@ fn hint(observer: &Observer, event: v1::ContainerEventResponse) {
         let pods = observer.pods();
         let Some(record) = pods.get(&uid) else { return };
         match record.containers.get(&id) {
+            // What has ended stays so, and the kernel may have told first.
+            Some(seen) if seen.value.finished_at().is_some() => return,
             Some(seen) => Some(seen.value.sandbox_id.clone()),
             None if record.sandboxes.contains_key(&id) => None,
             None => return,

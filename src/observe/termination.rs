@@ -18,14 +18,14 @@ const LOG_LINES: usize = 80;
 
 /// The termination message of a container that has ended; empty if there is none.
 ///
-/// A runtime that never started the container says why in its own message.
+/// What the runtime says goes first: it tells why a container never started.
 pub(super) async fn message(status: &v1::ContainerStatus) -> String {
     let path = status.annotations.get(labels::TERMINATION_MESSAGE_PATH);
     let mount = path
         .filter(|path| !path.is_empty())
         .and_then(|path| status.mounts.iter().find(|mount| mount.container_path == *path));
     let mut message = match mount {
-        Some(mount) => head(Path::new(&mount.host_path)).await,
+        Some(mount) => tail(Path::new(&mount.host_path)).await,
         None => String::new(),
     };
     let fallback = status
@@ -35,16 +35,22 @@ pub(super) async fn message(status: &v1::ContainerStatus) -> String {
     if message.is_empty() && fallback && status.exit_code != 0 {
         message = log_tail(Path::new(&status.log_path)).await;
     }
-    if message.is_empty() {
-        message.clone_from(&status.message);
+    match (status.message.as_str(), message.as_str()) {
+        ("", _) => message,
+        (runtime, "") => runtime.to_owned(),
+        (runtime, own) => format!("{runtime}: {own}"),
     }
-    message
 }
 
-async fn head(path: &Path) -> String {
+/// The end of a file: a program that fails says why in its last line.
+async fn tail(path: &Path) -> String {
     // A pod can put a pipe in place of the file, and opening that must not wait for a writer.
     let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path).await;
-    let Ok(file) = opened else { return String::new() };
+    let Ok(mut file) = opened else { return String::new() };
+    let length = file.metadata().await.map_or(0, |metadata| metadata.len());
+    if length > MESSAGE_LIMIT && file.seek(SeekFrom::Start(length - MESSAGE_LIMIT)).await.is_err() {
+        return String::new();
+    }
     let mut bytes = Vec::new();
     match file.take(MESSAGE_LIMIT).read_to_end(&mut bytes).await {
         Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
@@ -102,7 +108,42 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("pipe");
         mkfifo(&path, Mode::S_IRWXU).expect("a pipe");
-        let read = tokio::time::timeout(Duration::from_secs(5), head(&path)).await;
+        let read = tokio::time::timeout(Duration::from_secs(5), tail(&path)).await;
         assert_eq!(read.as_deref(), Ok(""));
+    }
+
+    #[tokio::test]
+    async fn of_a_long_file_the_end_is_told() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("words");
+        let words: String = (0..2000).map(|line| format!("{line}\n")).collect();
+        tokio::fs::write(&path, &words).await.expect("a file");
+        assert_eq!(tail(&path).await, words[words.len() - 4096..]);
+        tokio::fs::write(&path, "short").await.expect("a file");
+        assert_eq!(tail(&path).await, "short");
+    }
+
+    #[tokio::test]
+    async fn what_the_runtime_says_goes_first() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("words");
+        let said = async |runtime: &str, own: &str| {
+            tokio::fs::write(&path, own).await.expect("a file");
+            let annotation = (labels::TERMINATION_MESSAGE_PATH.to_owned(), "/words".to_owned());
+            message(&v1::ContainerStatus {
+                message: runtime.to_owned(),
+                annotations: [annotation].into(),
+                mounts: vec![v1::Mount {
+                    container_path: "/words".to_owned(),
+                    host_path: path.display().to_string(),
+                    ..v1::Mount::default()
+                }],
+                ..v1::ContainerStatus::default()
+            })
+            .await
+        };
+        assert_eq!(said("", "own").await, "own");
+        assert_eq!(said("runtime", "").await, "runtime");
+        assert_eq!(said("runtime", "own").await, "runtime: own");
     }
 }

@@ -204,6 +204,10 @@ async fn a_node_is_made_and_follows_the_health() {
     assert_eq!(status["capacity"]["pods"], "110");
     assert_eq!(status["daemonEndpoints"]["kubeletEndpoint"]["Port"], 10250);
     assert_eq!(
+        status["declaredFeatures"],
+        json!(["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"])
+    );
+    assert_eq!(
         condition(&node, "Ready")["message"],
         "container runtime status check may not have completed yet"
     );

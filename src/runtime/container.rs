@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
+use k8s_openapi::api::core::v1::{Container, Pod};
 use longshore_cri::v1;
 use longshore_pod::expand::expand;
 use longshore_pod::spec;
@@ -10,10 +10,6 @@ use longshore_pod::spec;
 use super::env::Environment;
 use super::security::ImageUser;
 use super::{Error, Settings, labels, resources, security};
-use crate::volumes::Mounted;
-
-const DEV_TERMINATION_LOG: &str = "/dev/termination-log";
-const ETC_HOSTS: &str = "/etc/hosts";
 
 /// What a container's config is made of besides the pod.
 pub(super) struct Inputs<'a> {
@@ -24,9 +20,8 @@ pub(super) struct Inputs<'a> {
     pub image_ref: String,
     pub image_user: ImageUser,
     pub environment: Environment,
-    /// Host paths of the container's volume mounts, one for each, in order.
-    pub volumes: Vec<Mounted>,
-    pub hosts_file: PathBuf,
+    pub mounts: Vec<v1::Mount>,
+    pub namespaces: v1::NamespaceOption,
 }
 
 /// The config of a container.
@@ -37,24 +32,14 @@ pub(super) fn config(inputs: Inputs<'_>) -> Result<v1::ContainerConfig, Error> {
         let words = words.iter().flatten();
         words.map(|word| expand(word, |name| inputs.environment.get(name))).collect()
     };
-    let mut mounts: Vec<v1::Mount> = container
-        .volume_mounts
-        .iter()
-        .flatten()
-        .zip(&inputs.volumes)
-        .map(|(mount, source)| volume_mount(mount, source))
-        .collect::<Result<_, _>>()?;
-    let has =
-        |mounts: &[v1::Mount], path: &str| mounts.iter().any(|mount| mount.container_path == path);
-    if !has(&mounts, ETC_HOSTS) {
-        mounts.push(bind(&inputs.hosts_file, ETC_HOSTS));
-    }
-    let termination = container.termination_message_path.as_deref().unwrap_or(DEV_TERMINATION_LOG);
-    if !termination.is_empty() && !has(&mounts, termination) {
-        mounts.push(bind(&termination_log(settings, pod, container, restart_count)?, termination));
-    }
-    let security_context =
-        security::context(settings, pod, pod_spec, container, &inputs.image_user)?;
+    let security_context = security::context(
+        settings,
+        pod,
+        pod_spec,
+        container,
+        &inputs.image_user,
+        inputs.namespaces,
+    )?;
     Ok(v1::ContainerConfig {
         metadata: Some(v1::ContainerMetadata {
             name: container.name.clone(),
@@ -71,16 +56,16 @@ pub(super) fn config(inputs: Inputs<'_>) -> Result<v1::ContainerConfig, Error> {
         envs: inputs
             .environment
             .into_inner()
-            .into_iter()
-            .map(|(key, value)| v1::KeyValue { key, value: value.into() })
+            .map(|(key, value)| v1::KeyValue { key, value })
             .collect(),
-        mounts,
+        mounts: inputs.mounts,
         labels: labels::container_labels(pod, container),
         annotations: labels::container_annotations(pod, container, restart_count),
         log_path: format!("{}/{restart_count}.log", container.name),
         stdin: container.stdin.unwrap_or(false),
         stdin_once: container.stdin_once.unwrap_or(false),
         tty: container.tty.unwrap_or(false),
+        stop_signal: stop_signal(settings, container).into(),
         linux: Some(v1::LinuxContainerConfig {
             resources: Some(resources::container(settings, pod, pod_spec, container)),
             security_context: Some(security_context),
@@ -89,55 +74,11 @@ pub(super) fn config(inputs: Inputs<'_>) -> Result<v1::ContainerConfig, Error> {
     })
 }
 
-fn bind(host_path: &Path, container_path: &str) -> v1::Mount {
-    v1::Mount {
-        host_path: host_path.display().to_string(),
-        container_path: container_path.to_owned(),
-        ..v1::Mount::default()
-    }
-}
-
-fn volume_mount(mount: &VolumeMount, source: &Mounted) -> Result<v1::Mount, Error> {
-    let propagation = match mount.mount_propagation.as_deref() {
-        None | Some("None") => v1::MountPropagation::PropagationPrivate,
-        Some("HostToContainer") => v1::MountPropagation::PropagationHostToContainer,
-        Some("Bidirectional") => v1::MountPropagation::PropagationBidirectional,
-        Some(other) => {
-            return Err(Error::Field { field: "mountPropagation", value: other.to_owned() });
-        }
-    };
-    // A path without a leading slash counts from the root, as it always has.
-    let container_path = match mount.mount_path.starts_with('/') {
-        true => mount.mount_path.clone(),
-        false => format!("/{}", mount.mount_path),
-    };
-    Ok(v1::Mount {
-        readonly: source.read_only || mount.read_only.unwrap_or(false),
-        propagation: propagation.into(),
-        ..bind(&source.path, &container_path)
-    })
-}
-
-/// An empty file that the container may write its last words to, a new one for each run.
-fn termination_log(
-    settings: &Settings,
-    pod: &Pod,
-    container: &Container,
-    run: u32,
-) -> Result<PathBuf, Error> {
-    use std::os::unix::fs::PermissionsExt;
-    let dir = settings.pod_dir(pod).join("containers").join(&container.name);
-    let at = |path: &Path| {
-        let path = path.to_owned();
-        move |source| Error::Io { path, source }
-    };
-    std::fs::create_dir_all(&dir).map_err(at(&dir))?;
-    let path = dir.join(format!("{run:08x}"));
-    std::fs::write(&path, "").map_err(at(&path))?;
-    // Any user of the container may write, whatever the daemon's umask.
-    let mode = std::fs::Permissions::from_mode(0o666);
-    std::fs::set_permissions(&path, mode).map_err(at(&path))?;
-    Ok(path)
+/// The signal that the container names, if the node lets it.
+fn stop_signal(settings: &Settings, container: &Container) -> v1::Signal {
+    let named = container.lifecycle.as_ref().and_then(|own| own.stop_signal.as_deref());
+    let known = named.filter(|_| settings.stop_signals).and_then(v1::Signal::from_str_name);
+    known.unwrap_or_default()
 }
 
 /// Restart count to go on from when the runtime knows of no earlier run, as after a lost disk:

@@ -1,146 +1,171 @@
 //! The environment of a container.
-//!
-//! Current limitations: the variables of services are not there yet.
 
-use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource, Pod};
+use k8s_openapi::api::core::v1::{Container, EnvVarSource, FileKeySelector, Pod};
 use longshore_pod::downward::{self, Addresses};
 use longshore_pod::expand::expand;
 use longshore_pod::spec;
 
-use super::{Error, Settings};
-use crate::objects::Objects;
+use super::{Error, PodRuntime, env_file};
+use crate::services::Variables;
+use crate::volumes::PodMounts;
 
-/// Names and values, each name once.
+/// Names and values: the container's own variables, each name once, over those of services.
 #[derive(Debug, Default)]
-pub(super) struct Environment(Vec<(String, String)>);
+pub(super) struct Environment {
+    own: Vec<(String, Vec<u8>)>,
+    services: Variables,
+}
 
 impl Environment {
-    /// The value of a variable.
+    /// The value of a variable, if it has one that is text.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+        match self.own.iter().find(|(known, _)| known == name) {
+            Some((_, value)) => std::str::from_utf8(value).ok(),
+            None => self.services.get(name).map(String::as_str),
+        }
     }
 
-    /// The variables in the order in which they were first set.
-    pub(super) fn into_inner(self) -> Vec<(String, String)> {
-        self.0
+    /// The variables: the own ones in the order in which they were first set, then services'.
+    pub(super) fn into_inner(self) -> impl Iterator<Item = (String, Vec<u8>)> {
+        let Self { own, mut services } = self;
+        own.iter().for_each(|(name, _)| drop(services.remove(name)));
+        let services = services.into_iter().map(|(name, value)| (name, value.into_bytes()));
+        own.into_iter().chain(services)
     }
 
-    fn set(&mut self, name: &str, value: String) {
-        match self.0.iter_mut().find(|(known, _)| known == name) {
+    fn set(&mut self, name: String, value: Vec<u8>) {
+        match self.own.iter_mut().find(|(known, _)| *known == name) {
             Some((_, known)) => *known = value,
-            None => self.0.push((name.to_owned(), value)),
+            None => self.own.push((name, value)),
         }
     }
 }
 
-/// The variables of a container: those of whole objects first, then its own, each of which may
-/// refer to earlier ones.
-pub(super) async fn environment(
-    settings: &Settings,
-    objects: &Objects,
-    pod: &Pod,
-    container: &Container,
-    pod_ips: &[String],
-) -> Result<Environment, Error> {
-    let mut environment = Environment::default();
-    let namespace = spec::namespace(pod);
-    for source in container.env_from.iter().flatten() {
-        let prefix = source.prefix.as_deref().unwrap_or_default();
-        if let Some(reference) = &source.config_map_ref {
-            let optional = reference.optional.unwrap_or(false);
-            let object = forgive(optional, objects.config_map(namespace, &reference.name).await)?;
-            for (key, value) in object.iter().flat_map(|map| map.data.iter().flatten()) {
-                environment.set(&format!("{prefix}{key}"), value.clone());
-            }
-        }
-        if let Some(reference) = &source.secret_ref {
-            let optional = reference.optional.unwrap_or(false);
-            let object = forgive(optional, objects.secret(namespace, &reference.name).await)?;
-            for (key, value) in object.iter().flat_map(|secret| secret.data.iter().flatten()) {
-                environment.set(&format!("{prefix}{key}"), text(&value.0, key)?);
-            }
-        }
-    }
-    let addresses = Addresses { host: &settings.host_ips, pod: pod_ips };
-    for variable in container.env.iter().flatten() {
-        let value = match &variable.value_from {
-            None => Some(expand(variable.value.as_deref().unwrap_or_default(), |name| {
-                environment.get(name)
-            })),
-            Some(source) => {
-                value_from(settings, objects, pod, container, addresses, variable, source).await?
-            }
-        };
-        if let Some(value) = value {
-            environment.set(&variable.name, value);
-        }
-    }
-    Ok(environment)
+/// What a container's environment is made of.
+pub(super) struct Sources<'a> {
+    pub runtime: &'a PodRuntime,
+    pub pod: &'a Pod,
+    pub container: &'a Container,
+    pub pod_ips: &'a [String],
+    pub mounts: &'a PodMounts,
 }
 
-async fn value_from(
-    settings: &Settings,
-    objects: &Objects,
-    pod: &Pod,
-    container: &Container,
-    addresses: Addresses<'_>,
-    variable: &EnvVar,
-    source: &EnvVarSource,
-) -> Result<Option<String>, Error> {
-    let namespace = spec::namespace(pod);
-    let missing = |kind, object: &str, key: &str| Error::MissingKey {
-        kind,
-        namespace: namespace.to_owned(),
-        name: object.to_owned(),
-        key: key.to_owned(),
-    };
-    if let Some(field) = &source.field_ref {
-        let value = downward::field_ref_value(pod, &field.field_path, addresses)?;
-        return Ok(Some(value.into_owned()));
-    }
-    if let Some(selector) = &source.resource_field_ref {
-        let value =
-            downward::resource_field_value(pod, Some(container), selector, &settings.allocatable)?;
-        return Ok(Some(value));
-    }
-    if let Some(selector) = &source.config_map_key_ref {
-        let optional = selector.optional.unwrap_or(false);
-        let object = forgive(optional, objects.config_map(namespace, &selector.name).await)?;
-        let value = object.and_then(|map| map.data.as_ref()?.get(&selector.key).cloned());
-        return match value {
-            None if !optional => Err(missing("ConfigMap", &selector.name, &selector.key)),
-            value => Ok(value),
+impl Sources<'_> {
+    /// The variables of the container: those of whole objects first, then its own, each of which
+    /// may refer to earlier ones and to those of services.
+    pub(super) async fn environment(&self) -> Result<Environment, Error> {
+        let mut environment = Environment {
+            own: Vec::new(),
+            services: self.runtime.services.variables(self.pod).await?,
         };
+        self.add_objects(&mut environment).await?;
+        for variable in self.container.env.iter().flatten() {
+            let literal = variable.value.as_deref().unwrap_or_default();
+            let value = match &variable.value_from {
+                Some(source) if literal.is_empty() => self.value_from(source).await?,
+                _ => Some(expand(literal, |name| environment.get(name)).into_bytes()),
+            };
+            if let Some(value) = value {
+                environment.set(variable.name.clone(), value);
+            }
+        }
+        Ok(environment)
     }
-    if let Some(selector) = &source.secret_key_ref {
-        let optional = selector.optional.unwrap_or(false);
-        let object = forgive(optional, objects.secret(namespace, &selector.name).await)?;
-        let value =
-            object.and_then(|secret| Some(secret.data.as_ref()?.get(&selector.key)?.0.clone()));
-        return match value {
-            Some(bytes) => Ok(Some(text(&bytes, &selector.key)?)),
-            None if optional => Ok(None),
-            None => Err(missing("Secret", &selector.name, &selector.key)),
+
+    async fn add_objects(&self, environment: &mut Environment) -> Result<(), Error> {
+        let (objects, namespace) = (&self.runtime.objects, spec::namespace(self.pod));
+        for source in self.container.env_from.iter().flatten() {
+            let prefix = source.prefix.as_deref().unwrap_or_default();
+            if let Some(reference) = &source.config_map_ref {
+                let found = objects.config_map(namespace, &reference.name).await;
+                let found = forgive(reference.optional, found)?;
+                for (key, value) in found.iter().flat_map(|map| map.data.iter().flatten()) {
+                    environment.set(format!("{prefix}{key}"), value.clone().into_bytes());
+                }
+            } else if let Some(reference) = &source.secret_ref {
+                let found = objects.secret(namespace, &reference.name).await;
+                let found = forgive(reference.optional, found)?;
+                for (key, value) in found.iter().flat_map(|secret| secret.data.iter().flatten()) {
+                    environment.set(format!("{prefix}{key}"), value.0.clone());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The value that a source gives; `None` if it may be absent, and is.
+    async fn value_from(&self, source: &EnvVarSource) -> Result<Option<Vec<u8>>, Error> {
+        let settings = &self.runtime.settings;
+        let (objects, namespace) = (&self.runtime.objects, spec::namespace(self.pod));
+        let required = |value: Option<Vec<u8>>, optional, kind, object: &str, key: &str| {
+            let missing = || Error::MissingKey {
+                kind,
+                namespace: namespace.to_owned(),
+                name: object.to_owned(),
+                key: key.to_owned(),
+            };
+            match value {
+                None if optional != Some(true) => Err(missing()),
+                value => Ok(value),
+            }
         };
+        if let Some(field) = &source.field_ref {
+            let addresses = Addresses { host: &settings.host_ips, pod: self.pod_ips };
+            let value = downward::field_ref_value(self.pod, &field.field_path, addresses)?;
+            Ok(Some(value.into_owned().into_bytes()))
+        } else if let Some(selector) = &source.resource_field_ref {
+            let (container, allocatable) = (Some(self.container), &settings.allocatable);
+            let value = downward::resource_field_value(self.pod, container, selector, allocatable)?;
+            Ok(Some(value.into_bytes()))
+        } else if let Some(selector) = &source.config_map_key_ref {
+            let found = objects.config_map(namespace, &selector.name).await;
+            let found = forgive(selector.optional, found)?;
+            let value = found.and_then(|map| map.data.as_ref()?.get(&selector.key).cloned());
+            let value = value.map(String::into_bytes);
+            required(value, selector.optional, "ConfigMap", &selector.name, &selector.key)
+        } else if let Some(selector) = &source.secret_key_ref {
+            let found = objects.secret(namespace, &selector.name).await;
+            let found = forgive(selector.optional, found)?;
+            let value =
+                found.and_then(|secret| Some(secret.data.as_ref()?.get(&selector.key)?.0.clone()));
+            required(value, selector.optional, "Secret", &selector.name, &selector.key)
+        } else if let Some(selector) = &source.file_key_ref {
+            self.file_key(selector).await
+        } else {
+            Ok(Some(Vec::new()))
+        }
     }
-    Err(Error::Field { field: "env valueFrom", value: variable.name.clone() })
+
+    async fn file_key(&self, selector: &FileKeySelector) -> Result<Option<Vec<u8>>, Error> {
+        let FileKeySelector { key, optional, path, volume_name } = selector;
+        let volume = self.mounts.get(volume_name).map(|mounted| &mounted.path);
+        let volume = volume.ok_or_else(|| Error::NoEnvVolume(volume_name.clone()))?;
+        let content = self.runtime.volumes.read_file(volume, path, env_file::MAX_SIZE).await;
+        let value = content.map_err(env_file::Error::from).and_then(|content| {
+            let content = String::from_utf8(content).map_err(|_| env_file::Error::NotText)?;
+            env_file::value(&content, key)
+        });
+        let value = value.map_err(|error| {
+            // The pod may name any path: what stands there is not for it to learn.
+            tracing::warn!(pod = spec::name(self.pod), path, %error, "environment file not read");
+            Error::EnvFile
+        })?;
+        match value {
+            Some(value) => Ok(Some(value.into_bytes())),
+            None if *optional == Some(true) => Ok(None),
+            None => Err(Error::MissingFileKey { key: key.clone(), path: volume.join(path) }),
+        }
+    }
 }
 
 /// An object that need not be there and is not there is no error.
 fn forgive<T>(
-    optional: bool,
+    optional: Option<bool>,
     result: Result<T, crate::objects::Error>,
 ) -> Result<Option<T>, Error> {
     match result {
         Ok(object) => Ok(Some(object)),
-        Err(error) if optional && error.is_not_found() => Ok(None),
+        Err(error) if optional == Some(true) && error.is_not_found() => Ok(None),
         Err(error) => Err(error.into()),
     }
-}
-
-fn text(bytes: &[u8], key: &str) -> Result<String, Error> {
-    String::from_utf8(bytes.to_vec()).map_err(|_| Error::Field {
-        field: "environment value (must be UTF-8) of key",
-        value: key.to_owned(),
-    })
 }

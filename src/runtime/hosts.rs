@@ -1,9 +1,10 @@
 //! A pod's host name, and the `/etc/hosts` that its containers share.
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{HostAlias, Pod};
 use longshore_pod::spec;
 
 use super::{Error, Settings};
@@ -41,7 +42,7 @@ pub(super) fn kernel_hostname(settings: &Settings, pod: &Pod) -> Result<String, 
     let fqdn = format!("{hostname}.{domain}");
     match fqdn.len() <= FQDN_MAX {
         true => Ok(fqdn),
-        false => Err(Error::Field { field: "FQDN (64 characters at most)", value: fqdn }),
+        false => Err(Error::LongFqdn(fqdn)),
     }
 }
 
@@ -59,41 +60,49 @@ fn truncated(hostname: &str) -> Result<String, Error> {
 }
 
 /// Write the pod's hosts file, and tell where it is. The node's own file is the base of a pod on
-/// the node's network.
+/// the node's network. `None` for a pod that has no address yet.
 pub(super) async fn write(
     settings: &Settings,
     pod: &Pod,
     ips: &[String],
-) -> Result<PathBuf, Error> {
-    let path = settings.pod_dir(pod).join("etc-hosts");
-    let aliases =
-        pod.spec.as_ref().and_then(|spec| spec.host_aliases.as_deref()).unwrap_or_default();
+) -> Result<Option<PathBuf>, Error> {
+    let at = |path: &Path| {
+        let path = path.to_owned();
+        move |source| Error::Io { path, source }
+    };
+    let own = Path::new("/etc/hosts");
     let mut text = match spec::host_network(pod) {
         true => {
-            let own = tokio::fs::read_to_string("/etc/hosts").await.unwrap_or_default();
+            let own = tokio::fs::read_to_string(own).await.map_err(at(own))?;
             format!("# Kubernetes-managed hosts file (host network).\n{own}")
         }
+        false if ips.is_empty() => return Ok(None),
         false => {
             let (hostname, domain) = hostname_and_domain(settings, pod)?;
             managed(&hostname, &domain, ips)
         }
     };
+    let aliases = pod.spec.as_ref().and_then(|spec| spec.host_aliases.as_deref());
+    text.push_str(&entries(aliases.unwrap_or_default()));
+    let path = settings.pod_dir(pod).join("etc-hosts");
+    tokio::fs::write(&path, text).await.map_err(at(&path))?;
+    // Every user of the pod reads it, whatever the daemon's umask.
+    let mode = std::fs::Permissions::from_mode(0o644);
+    tokio::fs::set_permissions(&path, mode).await.map_err(at(&path))?;
+    Ok(Some(path))
+}
+
+fn entries(aliases: &[HostAlias]) -> String {
+    let mut text = String::new();
     if !aliases.is_empty() {
         text.push_str("\n# Entries added by HostAliases.\n");
     }
     for alias in aliases {
+        let names = alias.hostnames.as_deref().unwrap_or_default().join("\t");
         // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "{}\t{}",
-            alias.ip,
-            alias.hostnames.iter().flatten().cloned().collect::<Vec<_>>().join("\t")
-        );
+        let _ = writeln!(text, "{}\t{names}", alias.ip);
     }
-    tokio::fs::write(&path, text)
-        .await
-        .map_err(|source| Error::Io { path: path.clone(), source })?;
-    Ok(path)
+    text
 }
 
 fn managed(hostname: &str, domain: &str, ips: &[String]) -> String {
@@ -116,8 +125,56 @@ fn managed(hostname: &str, domain: &str, ips: &[String]) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::panic)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::runtime::fixture;
+
+    #[test]
+    fn each_alias_has_a_line() {
+        let alias = |ip: &str, names: &[&str]| HostAlias {
+            ip: ip.to_owned(),
+            hostnames: Some(names.iter().map(|name| (*name).to_owned()).collect()),
+        };
+        let text = entries(&[alias("10.0.0.1", &["a", "b"]), alias("::1", &["c"])]);
+        assert_eq!(text, "\n# Entries added by HostAliases.\n10.0.0.1\ta\tb\n::1\tc\n");
+        assert_eq!(entries(&[]), "");
+    }
+
+    #[test]
+    fn a_pod_is_called_as_it_asks() {
+        let settings = fixture::settings(Path::new("/"));
+        let long = "a".repeat(64);
+        for (spec, expected) in [
+            (json!({}), Ok("p")),
+            (json!({"hostname": "web"}), Ok("web")),
+            (json!({"hostname": "web", "subdomain": "sub"}), Ok("web")),
+            (
+                json!({"subdomain": "sub", "setHostnameAsFQDN": true}),
+                Ok("p.sub.ns.svc.cluster.local"),
+            ),
+            (json!({"hostname": "web", "setHostnameAsFQDN": true}), Ok("web")),
+            (
+                json!({"hostnameOverride": "a.b.example", "hostname": "web", "subdomain": "sub"}),
+                Ok("a.b.example"),
+            ),
+            (
+                json!({"hostname": "web", "subdomain": &long[1..], "setHostnameAsFQDN": true}),
+                Err("is too long (64 characters is the max, 88 characters requested)"),
+            ),
+        ] {
+            let found = kernel_hostname(&settings, &fixture::pod(spec.clone()));
+            match (found, expected) {
+                (Ok(found), Ok(expected)) => assert_eq!(found, expected, "{spec}"),
+                (Err(found), Err(expected)) => {
+                    assert!(found.to_string().contains(expected), "{found}");
+                }
+                (found, _) => panic!("{spec}: {found:?}"),
+            }
+        }
+    }
 
     #[test]
     fn long_names_are_cut_without_a_dangling_dash() {

@@ -22,10 +22,10 @@ pub const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
 pub const TERMINATION_MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
 /// Annotation: `File` or `FallbackToLogsOnError`.
 pub const TERMINATION_MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
-const PRE_STOP: &str = "io.kubernetes.container.preStopHandler";
-const PORTS: &str = "io.kubernetes.container.ports";
-const DELETION_GRACE: &str = "io.kubernetes.pod.deletionGracePeriod";
-const TERMINATION_GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
+pub(super) const PRE_STOP: &str = "io.kubernetes.container.preStopHandler";
+pub(super) const PORTS: &str = "io.kubernetes.container.ports";
+pub(super) const DELETION_GRACE: &str = "io.kubernetes.pod.deletionGracePeriod";
+pub(super) const TERMINATION_GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
 
 /// Labels of a sandbox: the pod's own and its identity.
 pub fn sandbox_labels(pod: &Pod) -> BTreeMap<String, String> {

@@ -3,18 +3,25 @@
 
 mod announce;
 mod container;
-mod credentials;
 mod dns;
 mod env;
+mod env_file;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod fixture;
 mod hooks;
 mod hosts;
 mod images;
+mod isolation;
 pub mod labels;
+mod mounts;
 pub mod resources;
+mod restore;
 mod sandbox;
 mod security;
 mod start;
 mod stop;
+mod userns;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,11 +36,16 @@ use longshore_pod::spec;
 use tracing::debug;
 
 pub use announce::Announcer;
+pub use images::{Present, Pulls, Verification};
+pub use start::Prepared;
+pub use userns::{Error as UserNamespaceError, Ids};
 
+use crate::config::GoDuration;
 use crate::handlers::Handlers;
 use crate::objects::Objects;
 use crate::observe::Observer;
 use crate::resources::cgroups::Cgroups;
+use crate::services::Services;
 use crate::volumes::Volumes;
 
 /// What of the node's config shapes its pods.
@@ -59,8 +71,14 @@ pub struct Settings {
     pub memory_capacity: i64,
     /// What pods may ask for in all.
     pub allocatable: BTreeMap<String, Quantity>,
-    /// How many images may be pulled at once.
-    pub parallel_pulls: usize,
+    /// How images are pulled.
+    pub pulls: Pulls,
+    /// Whether containers may name the signal that stops them.
+    pub stop_signals: bool,
+    /// Whether the kernel, out of memory, ends a container as a whole. On cgroup v2 alone.
+    pub oom_kills_group: bool,
+    /// The ids for pods with users of their own.
+    pub user_ids: Ids,
     /// The cgroups of pods.
     pub cgroups: Cgroups,
 }
@@ -108,6 +126,73 @@ pub enum Error {
         /// The key.
         key: String,
     },
+    /// A variable is to come from a file in a volume that is not there.
+    #[error("cannot find the volume {0:?} referenced by FileKeyRef")]
+    NoEnvVolume(String),
+    /// A file of variables could not be read. Why is logged, and not for the pod to learn.
+    #[error("couldn't parse env file")]
+    EnvFile,
+    /// A key that the container needs is not in a file of variables.
+    #[error("environment variable key {key:?} not found in file {path:?}")]
+    MissingFileKey {
+        /// The key.
+        key: String,
+        /// The file on the host.
+        path: PathBuf,
+    },
+    /// An ephemeral container is to look into one that never ran.
+    #[error("unable to find target container {0}")]
+    NoTarget(String),
+    /// The pod is to have users of its own, and the runtime cannot give it any.
+    #[error(
+        "can't set `spec.hostUsers: false`, {} user namespaces{}",
+        if .handler.is_empty() { "runtime does not support".to_owned() }
+        else { format!("RuntimeClass handler {:?} does not support", .handler) },
+        if *.unknown { format!(": the handler {:?} is not known", .handler) } else { String::new() },
+    )]
+    NoUserNamespaces {
+        /// The runtime's handler; empty for its default.
+        handler: String,
+        /// Whether the runtime does not know that handler at all.
+        unknown: bool,
+    },
+    /// A mount cannot be read-only all the way down.
+    #[error(
+        "failed to resolve recursive read-only mode: volume {volume:?} requested recursive read-only mode, but {why}"
+    )]
+    ReadOnly {
+        /// The volume's name in the pod.
+        volume: String,
+        /// What stands against it.
+        why: String,
+    },
+    /// A mount names a volume that the pod does not have.
+    #[error("cannot find volume {volume:?} to mount into container {container:?}")]
+    NoVolume {
+        /// The volume's name.
+        volume: String,
+        /// The container.
+        container: String,
+    },
+    /// A sub-path refers to variables that are not set.
+    #[error("missing value for {}", .0.join(", "))]
+    MissingVariables(Vec<String>),
+    /// The pod has no ids for users of its own.
+    #[error(transparent)]
+    UserNamespace(#[from] userns::Error),
+    /// A seccomp profile of the node is asked for and not named.
+    #[error("localhostProfile must be set if seccompProfile type is Localhost.")]
+    NoSeccompProfile,
+    /// An AppArmor profile of the node is asked for and not named.
+    #[error("missing localhost apparmor profile name")]
+    NoAppArmorProfile,
+    /// The pod's name in its domain is more than the kernel takes.
+    #[error(
+        "failed to construct FQDN from pod hostname and cluster domain, FQDN {0} is too long \
+         (64 characters is the max, {len} characters requested)",
+        len = .0.len()
+    )]
+    LongFqdn(String),
     /// The pod forbids root and the container would run as root.
     #[error("{why} (pod: {pod:?}, container: {container})")]
     NonRoot {
@@ -127,7 +212,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A call failed.
-    #[error(transparent)]
+    #[error("{}", go_text(.0))]
     Cri(#[from] longshore_cri::Error),
     /// The runtime's answer could not be read back.
     #[error(transparent)]
@@ -135,6 +220,9 @@ pub enum Error {
     /// A secret or config map is not to be had.
     #[error(transparent)]
     Object(#[from] crate::objects::Error),
+    /// The variables of services are not to be had.
+    #[error(transparent)]
+    Services(#[from] crate::services::Error),
     /// A field of the downward API has no value.
     #[error(transparent)]
     Downward(#[from] longshore_pod::downward::Error),
@@ -170,7 +258,42 @@ pub fn describe(pod: &Pod) -> String {
 
 /// A wait because of a container that failed, as its event and its status tell it.
 pub fn backoff_message(pod: &Pod, container: &str, delay: Duration) -> String {
-    images::backoff_message(pod, container, delay)
+    let delay = GoDuration::secs(i64::try_from(delay.as_secs()).unwrap_or(i64::MAX >> 30));
+    format!("back-off {delay} restarting failed container={container} pod={}", describe(pod))
+}
+
+/// A call's error in the words in which users and their tools know it.
+fn go_text(error: &longshore_cri::Error) -> String {
+    let (code, message) = match error {
+        longshore_cri::Error::Status { code, message, .. } => (format!("{code:?}"), message),
+        longshore_cri::Error::Unavailable { message, .. } => ("Unavailable".to_owned(), message),
+        longshore_cri::Error::DeadlineExceeded { message, .. } => {
+            ("DeadlineExceeded".to_owned(), message)
+        }
+        other => return other.to_string(),
+    };
+    let code = if code == "Cancelled" { "Canceled" } else { &code };
+    format!("rpc error: code = {code} desc = {message}")
+}
+
+/// What the hands work with.
+pub struct Parts {
+    /// The runtime.
+    pub cri: Runtime,
+    /// Who is told of what was done.
+    pub observer: Observer,
+    /// Objects that pods refer to.
+    pub objects: Objects,
+    /// Services that containers are told of.
+    pub services: Services,
+    /// Volumes of pods.
+    pub volumes: Volumes,
+    /// Events about pods.
+    pub announcer: Announcer,
+    /// The ways into containers, for hooks.
+    pub handlers: Handlers,
+    /// What of the node's config shapes its pods.
+    pub settings: Arc<Settings>,
 }
 
 /// The hands of the workers. Cheap to clone.
@@ -179,32 +302,41 @@ pub struct PodRuntime {
     cri: Runtime,
     observer: Observer,
     objects: Objects,
+    services: Services,
     volumes: Volumes,
     announcer: Announcer,
     handlers: Handlers,
     images: Arc<images::Images>,
+    user_namespaces: Arc<userns::UserNamespaces>,
     settings: Arc<Settings>,
 }
 
 impl PodRuntime {
-    /// Hands that work through `cri` and report to `observer`.
-    pub fn new(
-        cri: Runtime,
-        observer: Observer,
-        objects: Objects,
-        volumes: Volumes,
-        announcer: Announcer,
-        handlers: Handlers,
-        settings: Arc<Settings>,
-    ) -> Self {
+    /// Hands that work with these parts.
+    pub fn new(parts: Parts) -> Self {
+        let Parts { cri, observer, objects, services, volumes, announcer, handlers, settings } =
+            parts;
+        let objects = objects.fresh();
         let images = images::Images::new(
             cri.clone(),
             objects.clone(),
             announcer.clone(),
-            settings.parallel_pulls,
+            settings.root_dir.clone(),
+            &settings.pulls,
         );
-        let images = Arc::new(images);
-        Self { cri, observer, objects, volumes, announcer, handlers, images, settings }
+        let pods_dir = settings.root_dir.join("pods");
+        Self {
+            images: Arc::new(images),
+            user_namespaces: Arc::new(userns::UserNamespaces::new(settings.user_ids, pods_dir)),
+            cri,
+            observer,
+            objects,
+            services,
+            volumes,
+            announcer,
+            handlers,
+            settings,
+        }
     }
 
     /// Make what must stand before the pod's sandbox: directories and cgroup.
@@ -218,8 +350,13 @@ impl PodRuntime {
 
     /// Run the pod's sandbox.
     pub async fn create_sandbox(&self, pod: &Pod, attempt: u32) -> Result<(), Error> {
-        let config = sandbox::config(&self.settings, pod, attempt)?;
-        let id = self.cri.run_pod_sandbox(config, "").await?;
+        let isolation = self.isolation(pod).await?;
+        let (config, complaints) =
+            sandbox::config(&self.settings, pod, attempt, isolation.namespaces)?;
+        for dns::Complaint { reason, message } in complaints {
+            self.announcer.pod(pod, true, reason, &message);
+        }
+        let id = self.cri.run_pod_sandbox(config, &isolation.handler).await?;
         debug!(pod = describe(pod), %id, "sandbox runs");
         Ok(self.observer.look_at_sandbox(spec::uid(pod), &id).await?)
     }

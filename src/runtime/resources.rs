@@ -1,7 +1,13 @@
 //! CPU and memory of containers and pods, in the units of the kernel.
+//!
+//! Current limitations: swap is left as the runtime sets it.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
-use longshore_cri::v1::LinuxContainerResources;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use longshore_cri::v1::{HugepageLimit, LinuxContainerResources};
 use longshore_pod::{qos, spec};
 
 use super::Settings;
@@ -105,7 +111,45 @@ pub fn container(
 ) -> LinuxContainerResources {
     let mut resources = linux(settings, amounts(pod_spec, container));
     resources.oom_score_adj = qos::oom_score_adj(pod, container, settings.memory_capacity);
+    let of_pod = pod_spec.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+    resources.hugepage_limits = hugepages(&HUGE_PAGES, [of_pod, qos::limits(container)]);
     resources
+}
+
+/// The sizes of the machine's huge pages in bytes.
+static HUGE_PAGES: LazyLock<Vec<u64>> = LazyLock::new(|| {
+    let entries = std::fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten();
+    let sizes = entries.filter_map(|entry| {
+        let name = entry.file_name();
+        let kib = name.to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?;
+        Some(kib.parse::<u64>().ok()? << 10)
+    });
+    sizes.collect()
+});
+
+/// A limit for each size of huge pages: what the last list says that names it, or none at all.
+fn hugepages(
+    sizes: &[u64],
+    limits: [Option<&BTreeMap<String, Quantity>>; 2],
+) -> Vec<HugepageLimit> {
+    let named = |size: u64| {
+        let limits = limits.into_iter().flatten().flatten();
+        let of_size = limits.filter(|(name, _)| {
+            let bytes = name.strip_prefix("hugepages-").map(|size| Quantity(size.to_owned()));
+            bytes.as_ref().and_then(qos::milli) == Some(i128::from(size) * 1000)
+        });
+        of_size.last().and_then(|(_, limit)| u64::try_from(qos::milli(limit)? / 1000).ok())
+    };
+    let limit = |size: &u64| {
+        let (unit, shift) = match *size {
+            size if size >= 1 << 30 => ("GB", 30),
+            size if size >= 1 << 20 => ("MB", 20),
+            _ => ("KB", 10),
+        };
+        let page_size = format!("{}{unit}", size >> shift);
+        HugepageLimit { page_size, limit: named(*size).unwrap_or(0) }
+    };
+    sizes.iter().map(limit).collect()
 }
 
 /// The whole pod's resources, as a hint to the runtime.
@@ -132,12 +176,30 @@ fn linux(settings: &Settings, amounts: Amounts) -> LinuxContainerResources {
         resources.cpu_quota = quota(amounts.cpu_limit, period);
         resources.cpu_period = period;
     }
+    if settings.oom_kills_group {
+        resources.unified.insert("memory.oom.group".to_owned(), "1".to_owned());
+    }
     resources
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn huge_pages_are_given_to_those_who_ask_alone() {
+        let list = |pairs: &[(&str, &str)]| -> BTreeMap<String, Quantity> {
+            let pair =
+                |(name, value): &(&str, &str)| ((*name).to_owned(), Quantity((*value).to_owned()));
+            pairs.iter().map(pair).collect()
+        };
+        let of_pod = list(&[("hugepages-2Mi", "8Mi"), ("hugepages-1Gi", "1Gi"), ("cpu", "1")]);
+        let own = list(&[("hugepages-2Mi", "4Mi")]);
+        let found = hugepages(&[2 << 20, 1 << 30, 64 << 10], [Some(&of_pod), Some(&own)]);
+        let found: Vec<_> = found.iter().map(|l| (l.page_size.as_str(), l.limit)).collect();
+        assert_eq!(found, [("2MB", 4 << 20), ("1GB", 1 << 30), ("64KB", 0)]);
+        assert_eq!(hugepages(&[2 << 20], [None, None])[0].limit, 0);
+    }
 
     #[test]
     fn shares_and_quota_follow_the_kernels_bounds() {

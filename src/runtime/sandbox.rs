@@ -1,23 +1,25 @@
 //! The sandbox that a pod asks for, in the runtime's words.
 
-use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Pod, PodSpec, SecurityContext};
 use longshore_cri::v1;
 use longshore_pod::spec;
 
 use super::{Error, Settings, dns, hosts, labels, resources};
 
-/// The config of a pod's sandbox.
+/// The config of a pod's sandbox, and what had to be left out of it.
 pub(super) fn config(
     settings: &Settings,
     pod: &Pod,
     attempt: u32,
-) -> Result<v1::PodSandboxConfig, Error> {
+    namespaces: v1::NamespaceOption,
+) -> Result<(v1::PodSandboxConfig, Vec<dns::Complaint>), Error> {
     let pod_spec = pod.spec.as_ref().ok_or(Error::NoSpec)?;
     let hostname = match spec::host_network(pod) {
         true => String::new(),
         false => hosts::kernel_hostname(settings, pod)?,
     };
-    Ok(v1::PodSandboxConfig {
+    let (dns, complaints) = dns::config(settings, pod)?;
+    let config = v1::PodSandboxConfig {
         metadata: Some(v1::PodSandboxMetadata {
             name: spec::name(pod).to_owned(),
             namespace: spec::namespace(pod).to_owned(),
@@ -26,13 +28,14 @@ pub(super) fn config(
         }),
         hostname,
         log_directory: settings.pod_log_dir(pod).display().to_string(),
-        dns_config: Some(dns::config(settings, pod)?),
+        dns_config: Some(dns),
         port_mappings: port_mappings(pod_spec),
         labels: labels::sandbox_labels(pod),
         annotations: pod.metadata.annotations.clone().unwrap_or_default().into_iter().collect(),
-        linux: Some(linux(settings, pod, pod_spec)?),
+        linux: Some(linux(settings, pod, pod_spec, namespaces)?),
         ..v1::PodSandboxConfig::default()
-    })
+    };
+    Ok((config, complaints))
 }
 
 fn port_mappings(pod_spec: &PodSpec) -> Vec<v1::PortMapping> {
@@ -56,13 +59,19 @@ fn linux(
     settings: &Settings,
     pod: &Pod,
     pod_spec: &PodSpec,
+    namespaces: v1::NamespaceOption,
 ) -> Result<v1::LinuxPodSandboxConfig, Error> {
-    let privileged = spec::containers(pod_spec).any(|(_, container)| {
-        container.security_context.as_ref().and_then(|context| context.privileged).unwrap_or(false)
-    });
+    let privileged = |context: Option<&SecurityContext>| {
+        context.and_then(|context| context.privileged).unwrap_or(false)
+    };
+    let privileged = spec::containers(pod_spec)
+        .any(|(_, container)| privileged(container.security_context.as_ref()))
+        || spec::ephemeral_containers(pod_spec)
+            .iter()
+            .any(|container| privileged(container.security_context.as_ref()));
     let mut security = v1::LinuxSandboxSecurityContext {
         privileged,
-        namespace_options: Some(namespaces(pod_spec)),
+        namespace_options: Some(namespaces),
         // The pause process needs nothing that the default profile forbids.
         seccomp: Some(v1::SecurityProfile {
             profile_type: v1::security_profile::ProfileType::RuntimeDefault.into(),
@@ -77,8 +86,8 @@ fn linux(
         security.supplemental_groups = supplemental_groups(pod_spec);
         security.supplemental_groups_policy = supplemental_groups_policy(pod_spec)?.into();
         security.selinux_options = context.se_linux_options.as_ref().map(selinux);
-        sysctls =
-            context.sysctls.iter().flatten().map(|s| (s.name.clone(), s.value.clone())).collect();
+        let own = context.sysctls.iter().flatten();
+        sysctls = own.map(|sysctl| (dotted(&sysctl.name), sysctl.value.clone())).collect();
     }
     Ok(v1::LinuxPodSandboxConfig {
         cgroup_parent: settings.cgroups.parent_of(pod),
@@ -89,22 +98,17 @@ fn linux(
     })
 }
 
-/// The namespaces that the pod shares with the node or among its containers.
-pub(super) fn namespaces(pod_spec: &PodSpec) -> v1::NamespaceOption {
-    let node_if = |shared: Option<bool>| match shared.unwrap_or(false) {
-        true => v1::NamespaceMode::Node,
-        false => v1::NamespaceMode::Pod,
+/// A sysctl's name with dots between its parts, as runtimes read it: `net/ipv4/conf/eth0.1/x` has
+/// its dots and slashes the other way round.
+fn dotted(name: &str) -> String {
+    let swap = |c| match c {
+        '/' => '.',
+        '.' => '/',
+        other => other,
     };
-    let pid = match (pod_spec.host_pid, pod_spec.share_process_namespace) {
-        (Some(true), _) => v1::NamespaceMode::Node,
-        (_, Some(true)) => v1::NamespaceMode::Pod,
-        _ => v1::NamespaceMode::Container,
-    };
-    v1::NamespaceOption {
-        network: node_if(pod_spec.host_network).into(),
-        pid: pid.into(),
-        ipc: node_if(pod_spec.host_ipc).into(),
-        ..v1::NamespaceOption::default()
+    match name.find(['.', '/']) {
+        Some(at) if name[at..].starts_with('/') => name.chars().map(swap).collect(),
+        _ => name.to_owned(),
     }
 }
 
@@ -140,5 +144,23 @@ pub(super) fn selinux(options: &k8s_openapi::api::core::v1::SELinuxOptions) -> v
         role: options.role.clone().unwrap_or_default(),
         r#type: options.type_.clone().unwrap_or_default(),
         level: options.level.clone().unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::dotted;
+
+    #[test]
+    fn the_first_mark_tells_how_a_sysctl_is_spelled() {
+        for (name, expected) in [
+            ("net.ipv4.ip_forward", "net.ipv4.ip_forward"),
+            ("net/ipv4/ip_forward", "net.ipv4.ip_forward"),
+            ("net/ipv4/conf/eth0.1/x", "net.ipv4.conf.eth0/1.x"),
+            ("net.ipv4.conf.eth0/1.x", "net.ipv4.conf.eth0/1.x"),
+            ("plain", "plain"),
+        ] {
+            assert_eq!(dotted(name), expected, "{name}");
+        }
     }
 }

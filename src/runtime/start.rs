@@ -1,133 +1,254 @@
-//! A container's beginning: image, config, create, start, and its postStart hook.
+//! A container's beginning, in the steps between which its worker may change its mind: image,
+//! config, start. The postStart hook comes after them.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, Pod};
-use longshore_pod::expand::expand;
-use longshore_pod::observed::Sandbox;
+use longshore_cri::v1;
+use longshore_pod::observed::{Sandbox, State};
 use longshore_pod::plan::Start;
-use longshore_pod::spec;
+use longshore_pod::spec::{self, ContainerKind};
 use tracing::debug;
 
+use super::images::{self, Present};
+use super::isolation::{self, Isolation};
 use super::{
-    Error, PodRuntime, StartError, container, create_dir, describe, env, hosts, images, sandbox,
+    Error, PodRuntime, StartError, container, create_dir, describe, env, hosts, mounts, sandbox,
 };
-use crate::volumes::{Mounted, PodMounts, SubPath};
+use crate::volumes::PodMounts;
+
+/// A container that is ready to be made: what the runtime is asked for.
+pub struct Prepared {
+    config: v1::ContainerConfig,
+    sandbox_config: v1::PodSandboxConfig,
+    log: PathBuf,
+}
+
+/// What a container is made from besides the pod.
+struct Making<'a> {
+    sandbox: &'a Sandbox,
+    kind: ContainerKind,
+    container: &'a Container,
+    mounts: &'a PodMounts,
+    image_volumes: BTreeMap<String, v1::ImageSpec>,
+    image: Present,
+    isolation: Isolation,
+    restart_count: u32,
+}
 
 impl PodRuntime {
-    /// Pull if need be, create, start.
-    pub async fn start_container(
+    /// The image of a container, pulled if its policy asks for that. Needs no sandbox to stand:
+    /// `attempt` is that of the one that does or is to be.
+    pub async fn image(
+        &self,
+        pod: &Pod,
+        kind: ContainerKind,
+        container: &Container,
+        attempt: u32,
+    ) -> Result<Present, StartError> {
+        let say = |message: &str| {
+            self.announcer.container(pod, kind, &container.name, true, "Failed", message);
+        };
+        // For a pull it does not matter which users the pod is to have.
+        let namespaces = pod.spec.as_ref().map(isolation::namespaces).unwrap_or_default();
+        let sandbox_config = sandbox::config(&self.settings, pod, attempt, namespaces);
+        let (sandbox_config, _) = sandbox_config.map_err(|error| {
+            say(&format!("Error: {error}"));
+            StartError::new("CreateContainerConfigError", error.to_string())
+        })?;
+        let wanted = images::Wanted {
+            reference: container.image.as_deref().unwrap_or_default(),
+            policy: container.image_pull_policy.as_deref(),
+            container: Some((kind, &container.name)),
+        };
+        let image = self.images.ensure(pod, wanted, &sandbox_config).await;
+        image.inspect_err(|error| say(&format!("Error: {}", error.reason)))
+    }
+
+    /// Put together what a container is made from. Changes nothing in the runtime.
+    pub async fn prepare_container(
         &self,
         pod: &Pod,
         sandbox: &Sandbox,
         start: &Start,
         container: &Container,
+        image: Present,
         mounts: &PodMounts,
-    ) -> Result<(), StartError> {
-        let say = |warning, reason: &str, message: &str| {
-            self.announcer.container(pod, start.kind, &container.name, warning, reason, message);
+    ) -> Result<Prepared, StartError> {
+        let config_error = |error: Error| {
+            self.not_started(pod, start, "CreateContainerConfigError", error.to_string())
         };
-        let failed = |reason: &'static str, event: &str, message: String| {
-            say(true, event, &format!("Error: {message}"));
-            StartError::new(reason, message)
-        };
-        let config_error =
-            |error: Error| failed("CreateContainerConfigError", "Failed", error.to_string());
-        let sandbox_config =
-            sandbox::config(&self.settings, pod, sandbox.attempt).map_err(config_error)?;
-        let image = self.images.ensure(pod, start.kind, container, &sandbox_config).await;
-        let image = image.inspect_err(|error| {
-            say(true, "Failed", &format!("Error: {}", error.reason));
+        let isolation = self.isolation(pod).await.map_err(config_error)?;
+        // What had to be left out was told when the sandbox was made.
+        let (sandbox_config, _) =
+            sandbox::config(&self.settings, pod, sandbox.attempt, isolation.namespaces.clone())
+                .map_err(config_error)?;
+        let image_volumes = self.image_volumes(pod, container, &sandbox_config).await;
+        let image_volumes = image_volumes.inspect_err(|error| {
+            let text = format!("Error: {}", error.reason);
+            self.announcer.container(pod, start.kind, &start.name, true, "Failed", &text);
         })?;
-
         let log_dir = self.settings.pod_log_dir(pod).join(&container.name);
         create_dir(&log_dir).await.map_err(config_error)?;
         let restart_count = match start.restart_count {
             Some(count) => count,
             None => container::restart_count_from_logs(&log_dir),
         };
-        let config = self
-            .container_config(pod, sandbox, container, restart_count, image, mounts)
-            .await
-            .map_err(config_error)?;
+        let making = Making {
+            sandbox,
+            kind: start.kind,
+            container,
+            mounts,
+            image_volumes,
+            image,
+            isolation,
+            restart_count,
+        };
+        let config = self.container_config(pod, making).await.map_err(config_error)?;
+        let log = log_dir.join(format!("{restart_count}.log"));
+        Ok(Prepared { config, sandbox_config, log })
+    }
 
-        let message = |error: longshore_cri::Error| cri_message(&error);
-        let id = self
-            .cri
-            .create_container(&sandbox.id, config, sandbox_config)
-            .await
-            .map_err(|error| failed("CreateContainerError", "Failed", message(error)))?;
-        say(false, "Created", "Container created");
-        let started = self.cri.start_container(&id).await;
+    /// Create the container and start it; gives its id. Not to be dropped half-way: nobody would
+    /// look at what came of it.
+    pub async fn start_container(
+        &self,
+        pod: &Pod,
+        sandbox: &Sandbox,
+        start: &Start,
+        prepared: Prepared,
+    ) -> Result<String, StartError> {
+        let say = |reason: &str, message: &str| {
+            self.announcer.container(pod, start.kind, &start.name, false, reason, message);
+        };
+        self.remove_unstarted(pod, &start.name).await.map_err(|error| {
+            self.not_started(pod, start, "CreateContainerError", error.to_string())
+        })?;
+        let Prepared { config, sandbox_config, log } = prepared;
+        let created = self.cri.create_container(&sandbox.id, config, sandbox_config).await;
+        let id = created.map_err(|error| {
+            self.not_started(pod, start, "CreateContainerError", cri_message(&error))
+        })?;
+        say("Created", "Container created");
+        let uid = spec::uid(pod);
+        let starting = self.cri.start_container(&id);
+        // A restart counts from here on, and the start takes a while yet.
+        let counting = async {
+            if start.restart_count.is_some_and(|count| count > 0) {
+                let _ = self.observer.look_at_container(uid, &id, &sandbox.id).await;
+            }
+        };
+        let (started, ()) = tokio::join!(starting, counting);
         // Looked at in either case: a container that failed to start has an exit to show.
-        if let Err(error) = self.observer.look_at_container(spec::uid(pod), &id, &sandbox.id).await
-        {
+        if let Err(error) = self.observer.look_at_container(uid, &id, &sandbox.id).await {
             debug!(pod = describe(pod), %id, %error, "look at a started container failed");
         }
-        started.map_err(|error| failed("RunContainerError", "Failed", message(error)))?;
-        say(false, "Started", "Container started");
-        self.post_start(pod, sandbox, start.kind, container, &id).await?;
-        let link = container::legacy_log_link(pod, &container.name, &id);
-        let log = log_dir.join(format!("{restart_count}.log"));
+        started.map_err(|error| {
+            // An id tells a user nothing, and makes each event one of its own.
+            let message = cri_message(&error).replace(&id, &start.name);
+            self.not_started(pod, start, "RunContainerError", message)
+        })?;
+        say("Started", "Container started");
+        let link = container::legacy_log_link(pod, &start.name, &id);
         if let Err(error) = link_log(&log, &link).await {
             debug!(link = %link.display(), %error, "no link to the log");
         }
-        Ok(())
+        Ok(id)
+    }
+
+    /// What was made and never started, as by a daemon that was killed then, makes way for the
+    /// container that comes in its place. The runtime refuses this while it is being started.
+    async fn remove_unstarted(&self, pod: &Pod, name: &str) -> Result<(), Error> {
+        let seen = self.observer.pod(spec::uid(pod));
+        match seen.as_ref().and_then(|seen| seen.newest(name)) {
+            Some(run) if run.state == State::Created => {
+                self.remove_container(pod, name, &run.id).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn not_started(
+        &self,
+        pod: &Pod,
+        start: &Start,
+        reason: &'static str,
+        message: String,
+    ) -> StartError {
+        let text = format!("Error: {message}");
+        self.announcer.container(pod, start.kind, &start.name, true, "Failed", &text);
+        StartError::new(reason, message)
+    }
+
+    /// The images that the container mounts as volumes, by the volume's name.
+    async fn image_volumes(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        sandbox_config: &v1::PodSandboxConfig,
+    ) -> Result<BTreeMap<String, v1::ImageSpec>, StartError> {
+        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        let mut images = BTreeMap::new();
+        for volume in volumes {
+            let used = container.volume_mounts.iter().flatten().any(|m| m.name == volume.name);
+            let Some(source) = volume.image.as_ref().filter(|_| used) else { continue };
+            let wanted = images::Wanted {
+                reference: source.reference.as_deref().unwrap_or_default(),
+                policy: source.pull_policy.as_deref(),
+                container: None,
+            };
+            let image = self.images.ensure(pod, wanted, sandbox_config).await?;
+            let image = v1::ImageSpec {
+                image: image.reference,
+                user_specified_image: wanted.reference.to_owned(),
+                annotations: images::annotations(pod),
+                ..v1::ImageSpec::default()
+            };
+            images.insert(volume.name.clone(), image);
+        }
+        Ok(images)
     }
 
     async fn container_config(
         &self,
         pod: &Pod,
-        sandbox: &Sandbox,
-        container: &Container,
-        restart_count: u32,
-        image: images::Present,
-        mounts: &PodMounts,
-    ) -> Result<longshore_cri::v1::ContainerConfig, Error> {
-        let ips = match sandbox.host_network {
+        making: Making<'_>,
+    ) -> Result<v1::ContainerConfig, Error> {
+        let Making { container, mounts, restart_count, .. } = making;
+        let pod_ips = match making.sandbox.host_network {
             true => &self.settings.host_ips,
-            false => &sandbox.ips,
+            false => &making.sandbox.ips,
         };
-        let environment =
-            env::environment(&self.settings, &self.objects, pod, container, ips).await?;
-        let mut volumes = Vec::new();
-        for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
-            // The apiserver sees to it that a mount names a volume; a manifest may not.
-            let volume = mounts.get(&mount.name).cloned().ok_or_else(|| Error::Field {
-                field: "volumeMounts.name",
-                value: mount.name.clone(),
-            })?;
-            let path = match (&mount.sub_path, &mount.sub_path_expr) {
-                (Some(path), _) if !path.is_empty() => path.clone(),
-                (_, Some(path)) => expand(path, |name| environment.get(name)),
-                _ => String::new(),
-            };
-            volumes.push(match path.is_empty() {
-                true => volume,
-                false => {
-                    let sub_path = SubPath {
-                        volume: &mount.name,
-                        volume_path: &volume.path,
-                        container: &container.name,
-                        index,
-                        path: &path,
-                    };
-                    let path = self.volumes.sub_path(spec::uid(pod), sub_path).await?;
-                    Mounted { path, ..volume }
-                }
-            });
-        }
-        let hosts_file = hosts::write(&self.settings, pod, ips).await?;
+        let sources = env::Sources { runtime: self, pod, container, pod_ips, mounts };
+        let environment = sources.environment().await?;
+        let Isolation { handler, namespaces } = making.isolation;
+        let namespaces = self.container_namespaces(pod, making.kind, container, namespaces)?;
+        let recursive = mounts::asks_for_recursion(container)
+            && self.mounts_read_only_recursively(&handler).await?;
+        let sources = mounts::Sources {
+            runtime: self,
+            pod,
+            container,
+            volumes: mounts,
+            images: &making.image_volumes,
+            environment: &environment,
+            hosts_file: hosts::write(&self.settings, pod, pod_ips).await?,
+            restart_count,
+            recursive,
+            users: &namespaces.userns_options.clone().unwrap_or_default(),
+        };
+        let mounts = sources.mounts().await?;
         container::config(container::Inputs {
             settings: &self.settings,
             pod,
             container,
             restart_count,
-            image_ref: image.reference,
-            image_user: image.user,
+            image_ref: making.image.reference,
+            image_user: making.image.user,
             environment,
-            volumes,
-            hosts_file,
+            mounts,
+            namespaces,
         })
     }
 }

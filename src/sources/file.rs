@@ -6,19 +6,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures::StreamExt;
-use inotify::{Inotify, WatchMask};
+use inotify::{EventMask, Inotify, WatchMask};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::mpsc::Sender;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
 
-use super::{Source, Update, manifest};
+use super::manifest::{self, Place};
+use super::{Complain, Source, Update};
 
 /// An editor writes a file in several steps; one look after the last is enough.
 const SETTLE: Duration = Duration::from_millis(50);
-
-/// Tells of a manifest that gives no pod: its file, and field and reason.
-pub type Complain = Box<dyn Fn(&Path, &str) + Send>;
 
 /// Follow the manifests until nobody listens any more.
 pub async fn watch_manifests(
@@ -50,7 +48,7 @@ pub async fn watch_manifests(
             Ok(scanned) => scanned,
             Err(_) => return, // the node stops
         };
-        if told.as_ref() != Some(&pods) {
+        if let Some(pods) = pods.filter(|pods| told.as_ref() != Some(pods)) {
             told = Some(pods.clone());
             if updates.send((Source::File, Update::Snapshot(pods))).await.is_err() {
                 return;
@@ -58,7 +56,7 @@ pub async fn watch_manifests(
         }
         let changed = async {
             match &mut changes {
-                Some(changes) => changes.next().await.is_some(),
+                Some(changes) => changes.next().await,
                 None => std::future::pending().await,
             }
         };
@@ -69,9 +67,11 @@ pub async fn watch_manifests(
                     changes = self::changes(&path);
                 }
             }
-            alive = changed => {
-                if !alive {
-                    changes = None;
+            event = changed => {
+                let lost = EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::IGNORED;
+                match event {
+                    Some(Ok(event)) if !event.mask.intersects(lost) => {}
+                    _ => changes = self::changes(&path),
                 }
                 sleep(SETTLE).await;
             }
@@ -81,14 +81,18 @@ pub async fn watch_manifests(
 
 /// The kernel's word that something changed; `None` while there is nothing to watch.
 fn changes(path: &Path) -> Option<inotify::EventStream<[u8; 1024]>> {
+    // A single file is replaced by its next version, and the watch of a file does not see that.
+    let dir = if path.is_file() { path.parent()? } else { path };
     let inotify = Inotify::init().ok()?;
     let mask = WatchMask::CREATE
         | WatchMask::MODIFY
+        | WatchMask::ATTRIB
         | WatchMask::CLOSE_WRITE
         | WatchMask::DELETE
         | WatchMask::MOVE
+        | WatchMask::MOVE_SELF
         | WatchMask::DELETE_SELF;
-    inotify.watches().add(path, mask).ok()?;
+    inotify.watches().add(dir, mask).ok()?;
     inotify.into_event_stream([0; 1024]).ok()
 }
 
@@ -96,6 +100,8 @@ fn changes(path: &Path) -> Option<inotify::EventStream<[u8; 1024]>> {
 struct Known {
     content: Vec<u8>,
     result: Result<Pod, manifest::Error>,
+    /// The pod of the last content that gave one: an edit that went wrong stops nothing.
+    pod: Option<Pod>,
 }
 
 struct Scanner {
@@ -108,13 +114,13 @@ struct Scanner {
 }
 
 impl Scanner {
-    /// All pods that the manifests give, in the order of their files.
-    fn scan(&mut self) -> Vec<Pod> {
+    /// All pods that the manifests give, in the order of their files; `None` if nobody can tell.
+    fn scan(&mut self) -> Option<Vec<Pod>> {
         let files = match self.files() {
             Ok(files) => files,
             Err(error) => {
                 warn!(path = %self.path.display(), %error, "manifests cannot be read");
-                Vec::new()
+                return None;
             }
         };
         self.known.retain(|file, _| files.contains(file));
@@ -122,27 +128,21 @@ impl Scanner {
         let mut twins = HashSet::new();
         for file in files {
             self.read(&file);
-            let Some(Ok(pod)) = self.known.get(&file).map(|known| known.result.as_ref()) else {
+            let Some(pod) = self.known.get(&file).and_then(|known| known.pod.as_ref()) else {
                 continue;
             };
-            let twin = |other: &&Pod| {
-                other.metadata.uid == pod.metadata.uid
-                    || (&other.metadata.name, &other.metadata.namespace)
-                        == (&pod.metadata.name, &pod.metadata.namespace)
-            };
-            match pods.iter().find(twin) {
+            match pods.iter().find(|other| super::is_twin(other, pod)) {
                 None => pods.push(pod.clone()),
                 Some(_) => {
                     if !self.twins.contains(&file) {
-                        let reason = "another manifest has the same name, namespace or UID";
-                        (self.complain)(&file, &format!("metadata.name: {reason}"));
+                        (self.complain)(&file.to_string_lossy(), super::TWIN);
                     }
                     twins.insert(file);
                 }
             }
         }
         self.twins = twins;
-        pods
+        Some(pods)
     }
 
     /// Read a file, unless it is as it was.
@@ -154,7 +154,7 @@ impl Scanner {
         if self.known.get(file).is_some_and(|known| known.content == content) {
             return;
         }
-        let result = manifest::parse(&content, file, &self.node_name);
+        let result = manifest::pod(&content, Place::File(file), &self.node_name);
         self.note(file, content, result);
     }
 
@@ -162,13 +162,15 @@ impl Scanner {
     fn note(&mut self, file: &Path, content: Vec<u8>, result: Result<Pod, manifest::Error>) {
         let same = self.known.get(file).is_some_and(|known| known.result == result);
         match &result {
-            Err(error) if !same => (self.complain)(file, &error.to_string()),
+            Err(error) if !same => (self.complain)(&file.to_string_lossy(), &error.to_string()),
             Ok(pod) if !same => {
                 info!(file = %file.display(), pod = pod.metadata.name, "static pod")
             }
             _ => {}
         }
-        self.known.insert(file.to_owned(), Known { content, result });
+        let before = self.known.remove(file).and_then(|known| known.pod);
+        let pod = result.as_ref().ok().cloned().or(before);
+        self.known.insert(file.to_owned(), Known { content, result, pod });
     }
 
     fn files(&self) -> std::io::Result<Vec<PathBuf>> {

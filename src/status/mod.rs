@@ -2,7 +2,8 @@
 //!
 //! Workers tell the latest status of their pod and go on. Statuses told while one is being written
 //! are coalesced into the newest; a write that fails is tried again until it is acknowledged or the
-//! pod is gone. A pod that has come to its end is deleted only after its last status was taken.
+//! pod is gone; what the apiserver calls invalid is left out and said. A pod that has come to its
+//! end is deleted only after its last status was taken.
 
 mod patch;
 
@@ -13,6 +14,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
 use longshore_pod::spec;
+use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
@@ -324,11 +326,15 @@ async fn write_once(client: kube::Client, job: &Job) -> Result<Outcome, kube::Er
     let name = spec::name(&job.pod);
     let mut taken = 0;
     if let Some(body) = patch::between(&job.object_uid, &job.written, &job.wanted) {
-        match pods.patch_status(name, &PatchParams::default(), &Patch::Strategic(body)).await {
-            Ok(pod) => {
-                debug!(pod = name, uid = job.uid, phase = job.wanted.phase, "status written");
-                taken = version(&pod);
+        let written = match patch_status(&pods, job, body.clone()).await {
+            // One bad field must not hold back the others, and never a pod's end.
+            Err(error) if is_invalid(&error) && is_there(&pods, job).await? => {
+                write_in_parts(&pods, job, body).await
             }
+            written => written,
+        };
+        match written {
+            Ok(version) => taken = version,
             Err(error) => return gone_or(&pods, job, error).await,
         }
     }
@@ -349,6 +355,41 @@ async fn write_once(client: kube::Client, job: &Job) -> Result<Outcome, kube::Er
     Ok(Outcome::Taken { version: taken })
 }
 
+/// Gives the version that the object has then.
+async fn patch_status(pods: &Api<Pod>, job: &Job, body: Value) -> Result<u64, kube::Error> {
+    let name = spec::name(&job.pod);
+    let pod = pods.patch_status(name, &PatchParams::default(), &Patch::Strategic(body)).await?;
+    debug!(pod = name, uid = job.uid, phase = job.wanted.phase, "status written");
+    Ok(version(&pod))
+}
+
+/// Write what the apiserver takes of a status that it refuses as a whole. The rest is not tried
+/// again before the status or the object changes: it would be refused again.
+async fn write_in_parts(pods: &Api<Pod>, job: &Job, body: Value) -> Result<u64, kube::Error> {
+    let mut taken = 0;
+    for (field, part) in patch::parts(&body) {
+        match patch_status(pods, job, part).await {
+            Ok(version) => taken = version,
+            Err(error) if is_invalid(&error) => {
+                let (pod, uid) = (spec::name(&job.pod), &job.uid);
+                warn!(pod, uid, field, %error, "the apiserver refuses a part of the status");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(taken)
+}
+
+fn is_invalid(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 422)
+}
+
+/// Whether the object that is written to is there (still).
+async fn is_there(pods: &Api<Pod>, job: &Job) -> Result<bool, kube::Error> {
+    let there = pods.get_opt(spec::name(&job.pod)).await?;
+    Ok(there.is_some_and(|pod| spec::uid(&pod) == job.object_uid))
+}
+
 /// A refusal because the object is another one by now, or none, is as good as written: there is
 /// nobody left to tell.
 async fn gone_or(pods: &Api<Pod>, job: &Job, error: kube::Error) -> Result<Outcome, kube::Error> {
@@ -357,8 +398,7 @@ async fn gone_or(pods: &Api<Pod>, job: &Job, error: kube::Error) -> Result<Outco
     if !refused {
         return Err(error);
     }
-    let there = pods.get_opt(spec::name(&job.pod)).await?;
-    match there.is_some_and(|pod| spec::uid(&pod) == job.object_uid) {
+    match is_there(pods, job).await? {
         true => Err(error),
         false => Ok(Outcome::Gone),
     }

@@ -35,6 +35,9 @@ pub(super) fn between(uid: &str, old: &PodStatus, new: &PodStatus) -> Option<Val
                 list.push(json!({"$patch": "replace"}));
                 Value::Array(list)
             }
+            ("resources" | "allocatedResources", Some(Value::Object(after))) => {
+                Value::Object(entries(before.and_then(Value::as_object), after))
+            }
             (_, Some(value)) => value.clone(),
             (_, None) => Value::Null,
         };
@@ -43,12 +46,23 @@ pub(super) fn between(uid: &str, old: &PodStatus, new: &PodStatus) -> Option<Val
     (!status.is_empty()).then(|| json!({"metadata": {"uid": uid}, "status": status}))
 }
 
+/// A patch as one for each field of the status, with the field's name.
+pub(super) fn parts(patch: &Value) -> impl Iterator<Item = (&str, Value)> {
+    let fields = patch["status"].as_object().into_iter().flatten();
+    fields.map(|(field, value)| {
+        (field.as_str(), json!({"metadata": patch["metadata"], "status": {field: value}}))
+    })
+}
+
 fn fields(status: &PodStatus) -> Map<String, Value> {
     match serde_json::to_value(status) {
         Ok(Value::Object(mut fields)) => {
             fields.retain(|key, _| !FOREIGN.contains(&key.as_str()));
             if let Some(Value::Array(conditions)) = fields.get_mut("conditions") {
-                conditions.retain(|condition| condition["type"].as_str().is_some_and(is_owned));
+                conditions.retain(|condition| {
+                    let reason = condition["reason"].as_str();
+                    condition["type"].as_str().is_some_and(|type_| is_owned(type_, reason))
+                });
             }
             fields.retain(|_, value| *value != json!([]));
             fields
@@ -56,6 +70,21 @@ fn fields(status: &PodStatus) -> Map<String, Value> {
         // A PodStatus is an object, and it has no key that JSON could not take.
         _ => Map::new(),
     }
+}
+
+/// What turns one object into another where objects are merged: what is gone has to be named.
+fn entries(before: Option<&Map<String, Value>>, after: &Map<String, Value>) -> Map<String, Value> {
+    let gone = before.into_iter().flatten().filter(|(key, _)| !after.contains_key(*key));
+    let gone = gone.map(|(key, _)| (key.clone(), Value::Null));
+    let there = after.iter().map(|(key, value)| {
+        let old = before.and_then(|before| before.get(key)).and_then(Value::as_object);
+        let value = match value {
+            Value::Object(value) => Value::Object(entries(old, value)),
+            other => other.clone(),
+        };
+        (key.clone(), value)
+    });
+    gone.chain(there).collect()
 }
 
 fn conditions(before: Option<&Value>, after: Option<&Value>) -> Value {
@@ -78,12 +107,44 @@ fn complete(mut condition: Value) -> Value {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::expect_used)]
+
     use k8s_openapi::api::core::v1::{PodCondition, PodIP};
 
     use super::*;
 
     fn condition(type_: &str, status: &str) -> PodCondition {
         PodCondition { type_: type_.into(), status: status.into(), ..PodCondition::default() }
+    }
+
+    #[test]
+    fn amounts_that_are_gone_are_named() {
+        let status =
+            |value: Value| -> PodStatus { serde_json::from_value(value).expect("a status") };
+        let old = json!({
+            "resources": {"requests": {"cpu": "1", "x": "2"}, "limits": {"cpu": "1"}},
+            "allocatedResources": {"cpu": "1", "x": "2"},
+        });
+        let new = json!({
+            "resources": {"requests": {"cpu": "2"}}, "allocatedResources": {"cpu": "1"},
+        });
+        let patch = between("u", &status(old), &status(new)).expect("a patch");
+        let expected = json!({
+            "resources": {"requests": {"cpu": "2", "x": null}, "limits": null},
+            "allocatedResources": {"cpu": "1", "x": null},
+        });
+        assert_eq!(patch["status"], expected);
+    }
+
+    #[test]
+    fn the_nodes_own_disruption_is_written_and_no_other() {
+        let with = |reason: &str| {
+            let mut told = condition("DisruptionTarget", "True");
+            told.reason = Some(reason.to_owned());
+            PodStatus { conditions: Some(vec![told]), ..PodStatus::default() }
+        };
+        assert_eq!(between("u", &PodStatus::default(), &with("EvictionByEvictionAPI")), None);
+        assert!(between("u", &PodStatus::default(), &with("TerminationByKubelet")).is_some());
     }
 
     #[test]

@@ -73,3 +73,66 @@ async fn a_pod_that_is_gone_is_forgotten_and_leaves_nothing_queued() {
     writer.forget("u");
     assert!(writer.state().queue.is_empty());
 }
+
+/// An apiserver that has one pod and finds fault with some fields of statuses. Gives the bodies of
+/// the patches that it took, and whether the pod was deleted.
+async fn picky_apiserver(
+    invalid: &'static [&'static str],
+) -> (kube::Client, Arc<Mutex<(Vec<Value>, bool)>>) {
+    let seen = Arc::new(Mutex::new((Vec::new(), false)));
+    let there = serde_json::to_value(&*pod(9, "Running")).unwrap();
+    let noted = seen.clone();
+    let answer = move |method: axum::http::Method, body: String| async move {
+        let body: Value = serde_json::from_str(&body).unwrap_or_default();
+        let mut noted = noted.lock().unwrap();
+        let refused = body["status"]
+            .as_object()
+            .is_some_and(|status| invalid.iter().any(|field| status.contains_key(*field)));
+        let (code, answer) = match method.as_str() {
+            "PATCH" if refused => {
+                (422, json!({"kind": "Status", "code": 422, "reason": "Invalid"}))
+            }
+            "PATCH" => {
+                noted.0.push(body["status"].clone());
+                (200, there)
+            }
+            "DELETE" => {
+                noted.1 = true;
+                (200, there)
+            }
+            _ => (200, there),
+        };
+        let code = axum::http::StatusCode::from_u16(code).unwrap();
+        (code, [("content-type", "application/json")], answer.to_string())
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = axum::Router::new().fallback(answer);
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    let config = kube::Config::new(format!("http://{address}").parse().unwrap());
+    (kube::Client::try_from(config).unwrap(), seen)
+}
+
+#[tokio::test]
+async fn what_is_refused_as_invalid_holds_back_neither_the_rest_nor_the_end() {
+    for (invalid, taken) in [
+        (&["message"][..], vec![json!({"phase": "Failed"}), json!({"reason": "Why"})]),
+        (&["phase", "message", "reason"][..], vec![]),
+        (&[][..], vec![json!({"phase": "Failed", "reason": "Why", "message": "?"})]),
+    ] {
+        let (client, seen) = picky_apiserver(invalid).await;
+        let writer = StatusWriter::default();
+        let last = PodStatus {
+            reason: Some("Why".to_owned()),
+            message: Some("?".to_owned()),
+            ..status("Failed")
+        };
+        writer.finish(&pod(1, "Running"), last);
+        let job = next(&writer).unwrap();
+        let outcome = write(client, &job).await;
+        assert!(matches!(outcome, Outcome::Taken { .. }), "{invalid:?}");
+        writer.wrote(job, outcome);
+        assert!(next(&writer).is_none(), "it is not tried again and again");
+        assert_eq!(*seen.lock().unwrap(), (taken, true), "{invalid:?}");
+    }
+}

@@ -15,7 +15,7 @@ mod remove;
 mod sub_path;
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use futures::future::join_all;
@@ -86,6 +86,8 @@ impl Volumes {
     /// volume that failed; the others are set up all the same.
     pub async fn mount(&self, pod: &Pod) -> Result<PodMounts, Error> {
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        // An image is mounted by the runtime, straight into the container.
+        let volumes = volumes.filter(|volume| volume.image.is_none());
         let set_ups = volumes.map(async |volume| {
             let mounted = self.set_up(pod, volume, &Source::of(volume)?).await?;
             Ok((volume.name.clone(), mounted))
@@ -142,6 +144,18 @@ impl Volumes {
             sub_path::bind(pod, SubPath { volume, volume_path, container, index, path })
         })
         .await
+    }
+
+    /// The content of a regular file of at most `limit` bytes in the volume that lies there. Links
+    /// lead nowhere outside of it.
+    pub async fn read_file(
+        &self,
+        volume: &Path,
+        path: &str,
+        limit: usize,
+    ) -> Result<Vec<u8>, Error> {
+        let (volume, path) = (volume.to_owned(), PathBuf::from(path));
+        blocking(move || sub_path::read(&volume, &path, limit)).await
     }
 
     async fn set_up(

@@ -3,6 +3,8 @@
 //! that cannot lie outside of the volume; that very file is what is bound.
 
 use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
@@ -74,6 +76,24 @@ pub(super) fn bind(pod: &Dir, sub_path: SubPath<'_>) -> Result<PathBuf, Error> {
     let index = sub_path.index.to_string();
     bind_at(&file, &parent, index.as_ref()).map_err(hidden("prepare subPath"))?;
     Ok(parent.path().join(index))
+}
+
+/// Reads a regular file of a volume, wherever links inside of it lead. One of more than `limit`
+/// bytes is an error.
+pub(super) fn read(root: &Path, path: &Path, limit: usize) -> Result<Vec<u8>, Error> {
+    // Not blocking, for a pipe could stand there.
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
+    let file = File::from(resolve(&open_volume(root)?, root, path, flags)?);
+    let fail = |error| Error::io("read", &root.join(path), error);
+    let size = file.metadata().map_err(fail)?;
+    match size.is_file() {
+        false => return Err(fail(Errno::EINVAL.into())),
+        true if size.len() > limit as u64 => return Err(fail(Errno::EFBIG.into())),
+        true => {}
+    }
+    let mut content = Vec::new();
+    file.take(limit as u64).read_to_end(&mut content).map_err(fail)?;
+    Ok(content)
 }
 
 fn open_volume(root: &Path) -> Result<OwnedFd, Error> {

@@ -1,151 +1,312 @@
-//! Carrying out a plan: the only place where a pod that should run changes anything.
+//! The steps that make a pod run, each as a future of its own.
 
 use std::sync::Arc;
-use std::time::Duration;
 
+use futures::future::join;
 use k8s_openapi::api::core::v1::Pod;
-use longshore_pod::observed::{self, ObservedPod};
-use longshore_pod::plan::{Plan, SandboxStep, usable_sandbox};
+use longshore_pod::observed::{self, ObservedPod, Sandbox};
+use longshore_pod::plan::{Reset, Start};
 use longshore_pod::spec;
+use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::Tools;
-use crate::runtime::{Error, StartError, describe};
+use super::steps::{Failure, Outcome};
+use super::stop::{Farewell, stop};
+use crate::runtime::{Error, Present, StartError, describe};
 use crate::volumes::PodMounts;
 
 /// Instances of one container that are kept: the newest, and the one before for its log.
 const KEPT_RUNS: usize = 2;
-/// What is left of a sandbox that died has nobody to say goodbye to.
-const LEFTOVER_GRACE: Duration = Duration::from_secs(2);
 
-/// What came of a plan.
-#[derive(Default)]
-pub(super) struct Acted {
-    /// Containers that were started.
-    pub(super) started: Vec<String>,
-    /// Containers that were not, and why.
-    pub(super) not_started: Vec<(String, StartError)>,
-    /// What stopped the plan as a whole: reason and message of its event.
-    pub(super) failed: Option<(&'static str, String)>,
-    /// The pod's volumes, once they are mounted.
-    pub(super) mounts: Option<Arc<PodMounts>>,
+/// What every step works with.
+#[derive(Clone)]
+pub(super) struct Hands {
+    pub(super) tools: Arc<Tools>,
+    pub(super) pod: Arc<Pod>,
 }
 
-/// Carry out a plan. May be dropped at any point: the next plan starts from what is seen then.
-pub(super) async fn act(
-    tools: Arc<Tools>,
-    pod: Arc<Pod>,
-    observed: Arc<ObservedPod>,
-    plan: Plan,
-    mounts: Option<Arc<PodMounts>>,
-) -> Acted {
-    let mut acted = Acted { mounts, ..Acted::default() };
-    if let Err(failed) = steps(&tools, &pod, &observed, plan, &mut acted).await {
-        debug!(pod = describe(&pod), reason = failed.0, error = failed.1, "step failed");
-        acted.failed = Some(failed);
+/// When a new sandbox's pod gets its volumes.
+pub(super) enum Volumes {
+    /// They are mounted.
+    Ready,
+    /// While the sandbox is made: neither needs the other.
+    Alongside,
+    /// Before, for they failed lately: no sandbox is made, and an address taken, for nothing.
+    First,
+}
+
+/// A start, and what it needs.
+pub(super) struct Beginning {
+    pub(super) start: Start,
+    pub(super) sandbox: Sandbox,
+    pub(super) mounts: Arc<PodMounts>,
+    /// The image, if it was fetched before its sandbox stood.
+    pub(super) image: Option<Present>,
+    /// Held by the one that is being started: in a new sandbox, containers start one after the
+    /// other, the postStart hook of one before the next. `None` for one that ran there before,
+    /// which waits for nobody.
+    pub(super) turn: Option<Arc<Mutex<()>>>,
+}
+
+impl Hands {
+    fn uid(&self) -> &str {
+        spec::uid(&self.pod)
     }
-    acted
-}
 
-async fn steps(
-    tools: &Tools,
-    pod: &Pod,
-    observed: &ObservedPod,
-    plan: Plan,
-    acted: &mut Acted,
-) -> Result<(), (&'static str, String)> {
-    let killing = |error: Error| ("FailedKillPod", format!("error killing pod: {error}"));
-    match plan.sandbox {
-        SandboxStep::Keep => {}
-        SandboxStep::Stop => {
-            return super::end::stop_all(tools, pod, observed, super::end::grace(pod))
-                .await
-                .map_err(killing);
+    /// Mount the pod's volumes.
+    pub(super) async fn mount(self, recall: CancellationToken) -> Outcome {
+        match recall.run_until_cancelled(self.mounted()).await {
+            None => Outcome::Recalled,
+            Some(Ok(mounts)) => Outcome::Mounted(mounts),
+            Some(Err(failure)) => Outcome::Failed(failure),
         }
-        SandboxStep::Create { attempt } => {
-            if !observed.is_gone() {
-                tools.announcer.pod(
-                    pod,
-                    false,
-                    "SandboxChanged",
-                    "Pod sandbox changed, it will be killed and re-created.",
-                );
-                super::end::stop_all(tools, pod, observed, LEFTOVER_GRACE)
-                    .await
-                    .map_err(killing)?;
+    }
+
+    async fn mounted(&self) -> Result<Arc<PodMounts>, Failure> {
+        let mounted = self.tools.volumes.mount(&self.pod).await;
+        let failed = |error: crate::volumes::Error| Failure {
+            reason: "FailedMount",
+            message: error.to_string(),
+        };
+        mounted.map(Arc::new).map_err(failed)
+    }
+
+    /// Stop the sandboxes that were, then make the next.
+    pub(super) async fn make_sandbox(
+        self,
+        old: Vec<String>,
+        attempt: u32,
+        volumes: Volumes,
+        recall: CancellationToken,
+    ) -> Outcome {
+        match self.sandbox(old, attempt, volumes, &recall).await {
+            _ if recall.is_cancelled() => Outcome::Recalled,
+            Ok(Some(mounts)) => Outcome::Mounted(mounts),
+            Ok(None) => Outcome::Done,
+            Err(failure) => Outcome::Failed(failure),
+        }
+    }
+
+    async fn sandbox(
+        &self,
+        old: Vec<String>,
+        attempt: u32,
+        volumes: Volumes,
+        recall: &CancellationToken,
+    ) -> Result<Option<Arc<PodMounts>>, Failure> {
+        for id in old {
+            self.tools.runtime.stop_sandbox(self.uid(), &id).await.map_err(killing)?;
+        }
+        self.tools.runtime.prepare(&self.pod).await.map_err(|error| match error {
+            Error::Cgroup(error) => Failure {
+                reason: "FailedCreatePodContainer",
+                message: format!("unable to ensure pod container exists: {error}"),
+            },
+            error => Failure {
+                reason: "Failed",
+                message: format!("error making pod data directories: {error}"),
+            },
+        })?;
+        let mounting = recall.run_until_cancelled(self.mounted());
+        let (mounts, made) = match volumes {
+            Volumes::Ready => (None, self.run_sandbox(attempt, recall).await),
+            Volumes::First => {
+                let mounts = mounting.await.transpose()?;
+                (mounts, self.run_sandbox(attempt, recall).await)
             }
-            let failed = |error: Error| {
-                ("FailedCreatePodSandBox", format!("Failed to create pod sandbox: {error}"))
-            };
-            tools.runtime.prepare(pod).await.map_err(failed)?;
-            mount(tools, pod, acted).await?;
-            tools.runtime.create_sandbox(pod, attempt).await.map_err(failed)?;
+            Volumes::Alongside => match join(mounting, self.run_sandbox(attempt, recall)).await {
+                (Some(Err(failure)), made) => {
+                    if made.is_ok() {
+                        self.unmake_sandbox().await;
+                    }
+                    return Err(failure);
+                }
+                (mounts, made) => (mounts.transpose()?, made),
+            },
+        };
+        made.map(|()| mounts)
+    }
+
+    async fn run_sandbox(&self, attempt: u32, recall: &CancellationToken) -> Result<(), Failure> {
+        if recall.is_cancelled() {
             return Ok(());
         }
-    }
-    for kill in plan.kill {
-        let Some(run) = observed.containers.iter().find(|run| run.id == kill.id) else { continue };
-        if let Some((kind, _)) = spec::container(pod, &kill.name) {
-            tools.announcer.container(pod, kind, &kill.name, false, "Killing", &kill.message);
+        let made = self.tools.runtime.create_sandbox(&self.pod, attempt).await;
+        if made.is_err()
+            && let Err(error) = self.tools.observer.find(self.uid()).await
+        {
+            // The call may have failed and its work not: the next relist has it then.
+            debug!(pod = describe(&self.pod), %error, "no look for what a failed call has left");
         }
-        let grace = super::end::grace(pod);
-        let stopped =
-            tools.runtime.stop_container(spec::uid(pod), &run.id, &run.sandbox_id, grace).await;
-        stopped.map_err(killing)?;
+        made.map_err(|error| Failure {
+            reason: "FailedCreatePodSandBox",
+            message: format!("Failed to create pod sandbox: {error}"),
+        })
     }
-    let Some(sandbox) = usable_sandbox(pod, observed).filter(|_| !plan.start.is_empty()) else {
-        return Ok(());
-    };
-    let mounts = mount(tools, pod, acted).await?;
-    for start in &plan.start {
-        let Some((_, container)) = spec::container(pod, &start.name) else { continue };
-        match tools.runtime.start_container(pod, sandbox, start, &container, &mounts).await {
-            Ok(()) => {
-                acted.started.push(start.name.clone());
-                remove_old_runs(tools, pod, observed, &start.name).await;
+
+    /// A sandbox without volumes is good for nothing.
+    async fn unmake_sandbox(&self) {
+        let seen = self.tools.observer.subscribe(self.uid()).borrow().clone();
+        for sandbox in seen.sandboxes.iter().filter(|sandbox| sandbox.ready) {
+            let gone = async {
+                self.tools.runtime.stop_sandbox(self.uid(), &sandbox.id).await?;
+                self.tools.runtime.remove_sandbox(self.uid(), &sandbox.id).await
+            };
+            if let Err(error) = gone.await {
+                debug!(pod = describe(&self.pod), %error, "sandbox without volumes stays for now");
             }
-            Err(error) => acted.not_started.push((start.name.clone(), error)),
         }
     }
-    remove_old_sandboxes(tools, pod).await;
-    Ok(())
+
+    /// Stop the sandboxes of a pod of which nothing runs any more.
+    pub(super) async fn stop_sandboxes(self, ids: Vec<String>) -> Outcome {
+        let stops = ids.iter().map(|id| self.tools.runtime.stop_sandbox(self.uid(), id));
+        let stopped = futures::future::join_all(stops).await;
+        if let Some(error) = stopped.into_iter().find_map(Result::err) {
+            return Outcome::Failed(killing(error));
+        }
+        let seen = self.tools.observer.subscribe(self.uid()).borrow().clone();
+        match seen.ready_sandbox() {
+            None => Outcome::SandboxesStopped(ids),
+            Some(sandbox) => {
+                let message =
+                    format!("error killing pod: sandbox {} stands after its stop", sandbox.id);
+                Outcome::Failed(Failure { reason: "FailedKillPod", message })
+            }
+        }
+    }
+
+    /// Fetch the image of the container that will be the first, while its sandbox is made.
+    pub(super) async fn fetch(
+        self,
+        name: String,
+        attempt: u32,
+        recall: CancellationToken,
+    ) -> Outcome {
+        let Some((kind, container)) = spec::container(&self.pod, &name) else {
+            return Outcome::Done;
+        };
+        let fetch = self.tools.runtime.image(&self.pod, kind, &container, attempt);
+        match recall.run_until_cancelled(fetch).await {
+            None => Outcome::Recalled,
+            Some(Ok(image)) => Outcome::Fetched(name, image),
+            Some(Err(error)) => Outcome::NotStarted(name, error),
+        }
+    }
+
+    /// End a container, begin a container, or both for one that is to be replaced.
+    pub(super) async fn container(
+        self,
+        kill: Option<(observed::Container, Farewell)>,
+        beginning: Option<Beginning>,
+        recall: CancellationToken,
+    ) -> Outcome {
+        if let Some((run, farewell)) = kill {
+            stop(self.tools.clone(), self.pod.clone(), run, farewell).await;
+        }
+        let Some(Beginning { start, sandbox, mounts, image, turn }) = beginning else {
+            return Outcome::Done;
+        };
+        let its_turn = async {
+            match &turn {
+                Some(turn) => Some(turn.lock().await),
+                None => None,
+            }
+        };
+        let Some(_turn) = recall.run_until_cancelled(its_turn).await else {
+            return Outcome::Recalled;
+        };
+        let started = match self.start(&start, &sandbox, &mounts, image, &recall).await {
+            None => return Outcome::Recalled,
+            Some(started) => started,
+        };
+        self.remove_old_runs(&start.name).await;
+        match started {
+            Ok(()) => Outcome::Started(start.name),
+            Err(error) => Outcome::NotStarted(start.name, error),
+        }
+    }
+
+    /// `None` if it was recalled before there was something to tell.
+    async fn start(
+        &self,
+        start: &Start,
+        sandbox: &Sandbox,
+        mounts: &PodMounts,
+        image: Option<Present>,
+        recall: &CancellationToken,
+    ) -> Option<Result<(), StartError>> {
+        let (runtime, pod) = (&self.tools.runtime, &self.pod);
+        let (kind, container) = spec::container(pod, &start.name)?;
+        let prepare = async {
+            let image = match image {
+                Some(image) => image,
+                None => runtime.image(pod, kind, &container, sandbox.attempt).await?,
+            };
+            runtime.prepare_container(pod, sandbox, start, &container, image, mounts).await
+        };
+        let started = async {
+            let prepared = match recall.run_until_cancelled(prepare).await {
+                None => return Ok(None),
+                Some(prepared) => prepared?,
+            };
+            if recall.is_cancelled() {
+                return Ok(None);
+            }
+            let id = runtime.start_container(pod, sandbox, start, prepared).await?;
+            let hook = runtime.post_start(pod, sandbox, kind, &container, &id);
+            recall.run_until_cancelled(hook).await.transpose()
+        };
+        started.await.transpose()
+    }
+
+    /// Remove containers, so that the pod starts afresh in its sandbox.
+    pub(super) async fn reset(
+        self,
+        resets: Vec<(Reset, Option<(observed::Container, Farewell)>)>,
+        recall: CancellationToken,
+    ) -> Outcome {
+        for (reset, kill) in resets {
+            if recall.is_cancelled() {
+                return Outcome::Recalled;
+            }
+            if let Some((run, farewell)) = kill {
+                stop(self.tools.clone(), self.pod.clone(), run, farewell).await;
+            }
+            let removed = self.tools.runtime.remove_container(&self.pod, &reset.name, &reset.id);
+            if let Err(error) = removed.await {
+                return Outcome::Failed(killing(error));
+            }
+        }
+        Outcome::Done
+    }
+
+    /// Of the runs of a container before its newest, and of the sandboxes that they were in, keep
+    /// the newest alone.
+    async fn remove_old_runs(&self, name: &str) {
+        let seen = || self.tools.observer.subscribe(self.uid()).borrow().clone();
+        let before: Arc<ObservedPod> = seen();
+        let runs = before.containers.iter().filter(|run| run.name == name);
+        for run in runs.skip(KEPT_RUNS).filter(|run| run.finished_at().is_some()) {
+            let removed = self.tools.runtime.remove_container(&self.pod, &run.name, &run.id).await;
+            if let Err(error) = removed {
+                debug!(pod = describe(&self.pod), name, id = run.id, %error, "old run not removed");
+            }
+        }
+        let after = seen();
+        for old in after.sandboxes.iter().skip(1) {
+            if after.containers.iter().any(|run| run.sandbox_id == old.id) {
+                continue;
+            }
+            if let Err(error) = self.tools.runtime.remove_sandbox(self.uid(), &old.id).await {
+                debug!(pod = describe(&self.pod), id = old.id, %error, "old sandbox not removed");
+            }
+        }
+    }
 }
 
-/// The pod's volumes, mounted now if they are not.
-async fn mount(
-    tools: &Tools,
-    pod: &Pod,
-    acted: &mut Acted,
-) -> Result<Arc<PodMounts>, (&'static str, String)> {
-    if let Some(mounts) = &acted.mounts {
-        return Ok(mounts.clone());
-    }
-    let mounted =
-        tools.volumes.mount(pod).await.map_err(|error| ("FailedMount", error.to_string()))?;
-    let mounted = Arc::new(mounted);
-    acted.mounts = Some(mounted.clone());
-    Ok(mounted)
-}
-
-/// Of the sandboxes before the newest, keep those with a run that is kept.
-async fn remove_old_sandboxes(tools: &Tools, pod: &Pod) {
-    let observed = tools.observer.subscribe(spec::uid(pod)).borrow().clone();
-    for old in observed.sandboxes.iter().skip(1) {
-        if observed.containers.iter().any(|run| run.sandbox_id == old.id) {
-            continue;
-        }
-        if let Err(error) = tools.runtime.remove_sandbox(spec::uid(pod), &old.id).await {
-            debug!(pod = describe(pod), id = old.id, %error, "old sandbox not removed");
-        }
-    }
-}
-
-/// Of the runs of a container before the one that was just started, keep the newest alone.
-async fn remove_old_runs(tools: &Tools, pod: &Pod, observed: &ObservedPod, name: &str) {
-    let ended = |run: &&observed::Container| run.name == name && run.finished_at().is_some();
-    for run in observed.containers.iter().filter(ended).skip(KEPT_RUNS - 1) {
-        if let Err(error) = tools.runtime.remove_container(pod, &run.name, &run.id).await {
-            debug!(pod = describe(pod), name, id = run.id, %error, "old run not removed");
-        }
-    }
+fn killing(error: Error) -> Failure {
+    Failure { reason: "FailedKillPod", message: format!("error killing pod: {error}") }
 }

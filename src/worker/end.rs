@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Pod;
-use longshore_pod::observed::ObservedPod;
 use longshore_pod::{Timestamp, spec};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
-use super::task::Task;
-use super::{Phase, Tools, Why};
+use super::steps::Subject;
+use super::task::{Task, Wake};
+use super::{Phase, Why};
 use crate::runtime::{Error, describe};
 
 /// Grace of a pod that does not say (seconds).
@@ -23,75 +23,59 @@ pub(super) fn grace(pod: &Pod) -> Duration {
     Duration::from_secs(u64::try_from(seconds.max(1)).unwrap_or(1))
 }
 
-/// Stop every container at once, each with that grace, then the sandboxes.
-pub(super) async fn stop_all(
-    tools: &Tools,
-    pod: &Pod,
-    observed: &ObservedPod,
-    grace: Duration,
-) -> Result<(), Error> {
-    let uid = spec::uid(pod);
-    let running = observed.containers.iter().filter(|run| run.exit_code().is_none());
-    try_join_all(running.map(|run| async move {
-        if let (true, Some((kind, _))) = (run.is_running(), spec::container(pod, &run.name)) {
-            let message = format!("Stopping container {}", run.name);
-            tools.announcer.container(pod, kind, &run.name, false, "Killing", &message);
-        }
-        tools.runtime.stop_container(uid, &run.id, &run.sandbox_id, grace).await
-    }))
-    .await?;
-    // One that died by itself still has its address, until it is stopped.
-    let sandboxes = observed.sandboxes.iter();
-    try_join_all(sandboxes.map(|sandbox| tools.runtime.stop_sandbox(uid, &sandbox.id))).await?;
-    Ok(())
-}
-
 impl Task {
-    /// Stop what runs. A failed call is tried again; nothing sticks because of one.
-    pub(super) async fn terminate(&mut self, grace: Duration, why: Why) {
+    /// From here on the pod ends, and nothing takes that back.
+    pub(super) fn begin_end(&mut self, grace: Duration, why: Why) {
         debug!(pod = describe(&self.pod), ?grace, ?why, "pod ends");
-        let observed = self.observed.borrow_and_update().clone();
-        self.tell(&observed);
-        if observed.is_gone() {
-            self.phase = Phase::Terminated;
+        self.phase = Phase::Terminating { grace, why };
+        self.deadline.send_replace(Some(Instant::now() + grace));
+        self.steps.recall_all();
+        self.retry_at = None;
+        self.tools.probes.wind_down(spec::uid(&self.pod));
+    }
+
+    /// A grace can be shortened on the way, and not extended.
+    pub(super) fn hurry(&mut self, end: Option<(Duration, Why)>) {
+        let (Phase::Terminating { grace, .. }, Some((newer, why))) = (self.phase, end) else {
             return;
+        };
+        self.phase = Phase::Terminating { grace: grace.min(newer), why };
+        if newer < grace {
+            debug!(pod = describe(&self.pod), ?newer, ?why, "pod ends sooner");
+            let sooner = Instant::now() + newer;
+            self.deadline.send_modify(|at| *at = Some(at.map_or(sooner, |at| at.min(sooner))));
         }
-        let (tools, pod) = (self.tools.clone(), self.pod.clone());
-        let stopping = async move { stop_all(&tools, &pod, &observed, grace).await };
-        tokio::pin!(stopping);
-        loop {
-            tokio::select! {
-                stopped = &mut stopping => {
-                    match stopped {
-                        Ok(()) if !self.observed.borrow().is_active() => {
-                            self.phase = Phase::Terminated;
-                            return;
-                        }
-                        Ok(()) => {}
-                        Err(error) => {
-                            let message = format!("error killing pod: {error}");
-                            self.tools.announcer.pod(&self.pod, true, "FailedKillPod", &message);
-                        }
-                    }
-                    self.pause().await;
-                    self.look().await;
-                    return;
-                }
-                Ok(()) = self.observed.changed() => {
-                    let observed = self.observed.borrow_and_update().clone();
-                    self.tell(&observed);
-                }
-                Ok(()) = self.order.changed() => {
-                    if let Some(Phase::Terminating { grace: newer, why: reason }) = self.take_order()
-                        && newer < grace
-                    {
-                        // Dropping the calls cancels them; the next ones carry the shorter grace.
-                        self.phase = Phase::Terminating { grace: newer, why: reason };
-                        return;
-                    }
-                }
-            }
+    }
+
+    /// One turn of a pod that ends. Gives what to wait for; nothing, if that is over.
+    pub(super) fn terminate(&mut self) -> Option<Wake> {
+        let Phase::Terminating { grace, .. } = self.phase else { return None };
+        let observed = self.observed.borrow_and_update().clone();
+        let now = Timestamp::now();
+        if !observed.partial {
+            self.tools.probes.follow(&self.pod, &observed, &self.starting(&observed), &self.told);
         }
+        self.tell(&observed);
+        let ended = self.stop_containers(&observed, grace);
+        if observed.partial {
+            return Some(self.unseen(now));
+        }
+        self.seen();
+        // What was begun before may have something to show yet.
+        if !ended || !self.steps.is_empty() {
+            return Some(Wake(None));
+        }
+        if let Some(at) = self.retry_at.filter(|at| *at > now) {
+            return Some(Wake(Some(at)));
+        }
+        let sandboxes = self.to_stop(&observed);
+        if sandboxes.is_empty() {
+            self.phase = Phase::Terminated;
+            return None;
+        }
+        let hands = self.hands();
+        self.steps.begin(Subject::Pod, |_| hands.stop_sandboxes(sandboxes));
+        Some(Wake(None))
     }
 
     /// The end is complete: tell it, give back what the pod held, and once its object is gone,
@@ -99,6 +83,7 @@ impl Task {
     pub(super) async fn clean_up(&mut self) {
         let observed = self.observed.borrow_and_update().clone();
         self.tell(&observed);
+        self.tools.probes.forget(spec::uid(&self.pod));
         while let Err(error) = self.tools.runtime.release(&self.pod).await {
             warn!(pod = describe(&self.pod), %error, "pod does not let go of everything yet");
             self.pause().await;
@@ -106,8 +91,8 @@ impl Task {
         let mut finished = false;
         loop {
             match self.take_order() {
-                Some(Phase::Terminating { why: Why::Gone, .. }) => break,
-                Some(Phase::Terminating { why: Why::Deleted, .. }) if !finished => {
+                Some((_, Why::Gone)) => break,
+                Some((_, Why::Deleted)) if !finished => {
                     finished = true;
                     let observed = self.observed.borrow_and_update().clone();
                     self.told = self.status(&observed);
@@ -123,7 +108,10 @@ impl Task {
         while let Err(error) = self.remove().await {
             warn!(pod = describe(&self.pod), %error, "pod leaves a trace yet");
             self.pause().await;
-            self.look().await;
+            // What is known may be why the last try failed.
+            if let Err(error) = self.tools.observer.look_at_pod(spec::uid(&self.pod)).await {
+                debug!(pod = describe(&self.pod), %error, "look failed");
+            }
         }
         debug!(pod = describe(&self.pod), "pod is gone");
     }
@@ -149,14 +137,7 @@ impl Task {
 
     async fn pause(&mut self) {
         let now = Timestamp::now();
-        let until = self.next_retry(now);
+        let until = self.next_retry("", now);
         sleep(Duration::try_from(until.duration_since(now)).unwrap_or_default()).await;
-    }
-
-    /// Look again, for what is known may be why the last try failed.
-    async fn look(&self) {
-        if let Err(error) = self.tools.observer.look_at_pod(spec::uid(&self.pod)).await {
-            debug!(pod = describe(&self.pod), %error, "look failed");
-        }
     }
 }

@@ -1,14 +1,14 @@
 //! The pool: hands each pod's orders to its worker, and finds what runs and should not.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use longshore_pod::observed::ObservedPod;
-use longshore_pod::spec;
+use longshore_pod::spec::{self, Gates};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use super::Order;
+use super::ender::Ender;
 use super::task::Task;
 use crate::desired::{Change, Desired};
 use crate::observe::Observer;
@@ -49,15 +50,19 @@ pub struct Tools {
     pub runtime_name: String,
     /// Longest delay before a container is started again.
     pub max_restart_delay: k8s_openapi::jiff::SignedDuration,
+    /// The feature gates in force.
+    pub gates: Gates,
+    /// What decides whether a pod is taken in.
+    pub admission: longshore_pod::admission::Node,
 }
 
 /// The workers.
 pub struct Pool {
     tools: Arc<Tools>,
     desired: Desired,
-    workers: HashMap<String, watch::Sender<Order>>,
-    /// Pods that wait for an earlier one of the same name to come to its end.
-    waiting: HashMap<(String, String), Arc<Pod>>,
+    workers: Ender,
+    /// Pods that wait for an earlier one to come to its end, by UID.
+    waiting: HashMap<String, Arc<Pod>>,
     tasks: JoinSet<String>,
     /// Whether directories that earlier daemons left have been looked for.
     swept: bool,
@@ -70,12 +75,17 @@ impl Pool {
         Self {
             tools,
             desired,
-            workers: HashMap::new(),
+            workers: Ender::default(),
             waiting: HashMap::new(),
             tasks: JoinSet::new(),
             swept: false,
             pulse: watch::Sender::new(Instant::now()),
         }
+    }
+
+    /// The handle by which other rooms end pods.
+    pub fn ender(&self) -> Ender {
+        self.workers.clone()
     }
 
     /// When the pool turned last, for those who watch over it.
@@ -122,12 +132,11 @@ impl Pool {
         match change {
             Change::Set(pod) => self.set(pod),
             Change::Gone(pod) => {
-                self.waiting.retain(|_, waiting| spec::uid(waiting) != spec::uid(&pod));
-                match self.workers.get(spec::uid(&pod)) {
-                    Some(worker) => {
-                        worker.send_modify(|order| order.gone = true);
-                    }
-                    None => self.tools.status.forget(spec::uid(&pod)),
+                let uid = spec::uid(&pod);
+                self.waiting.remove(uid);
+                match self.workers.workers().get(uid) {
+                    Some(worker) => worker.send_modify(|order| order.gone = true),
+                    None => self.tools.status.forget(uid),
                 }
             }
             Change::Mirror { uid } => self.tools.status.poke(&uid),
@@ -135,40 +144,34 @@ impl Pool {
     }
 
     fn set(&mut self, pod: Arc<Pod>) {
-        let name = (spec::namespace(&pod).to_owned(), spec::name(&pod).to_owned());
-        let uid = spec::uid(&pod);
-        // A worker that leaves nothing of a pod is not called back: the pod begins anew after it.
-        let leaving = self.workers.get(uid).is_some_and(|worker| worker.borrow().gone);
-        // Static pods of one name share ports, files and a mirror: they take turns.
-        let taken = spec::is_static(&pod)
-            && self.workers.iter().any(|(other, worker)| {
-                let order = worker.borrow();
-                let same_name =
-                    spec::name(&order.pod) == name.1 && spec::namespace(&order.pod) == name.0;
-                same_name && other != uid
-            });
-        if leaving || taken {
-            self.waiting.insert(name, pod);
+        let uid = spec::uid(&pod).to_owned();
+        let mut workers = self.workers.workers();
+        if must_wait(&pod, workers.values().map(|worker| worker.borrow())) {
+            self.waiting.insert(uid, pod);
             return;
         }
-        match self.workers.entry(uid.to_owned()) {
-            Entry::Occupied(worker) => {
-                worker.get().send_modify(|order| order.pod = pod);
-            }
-            Entry::Vacant(vacant) => {
-                let (orders, order) = watch::channel(Order { pod, gone: false });
-                vacant.insert(orders);
+        match workers.get(&uid) {
+            Some(worker) => worker.send_modify(|order| order.pod = pod),
+            None => {
+                let (orders, order) = watch::channel(Order { pod, gone: false, end: None });
+                workers.insert(uid, orders);
                 self.tasks.spawn(Task::new(self.tools.clone(), order).run());
             }
         }
     }
 
+    /// A pod has left nothing: it makes way for itself, if it was set again meanwhile, or for the
+    /// next static pod of its name.
     fn ended(&mut self, uid: &str) {
-        let order = self.workers.remove(uid);
-        let Some(order) = order.map(|orders| orders.borrow().clone()) else { return };
-        let name = (spec::namespace(&order.pod).to_owned(), spec::name(&order.pod).to_owned());
-        if let Some(next) = self.waiting.remove(&name) {
-            self.set(next);
+        let Some(ended) = self.workers.workers().remove(uid) else { return };
+        let ended = ended.borrow().pod.clone();
+        let next = self.waiting.iter().find(|(waiting, pod)| {
+            *waiting == uid || spec::is_static(pod) && is_namesake(pod, &ended)
+        });
+        if let Some(next) = next.map(|(uid, _)| uid.clone())
+            && let Some(pod) = self.waiting.remove(&next)
+        {
+            self.set(pod);
         }
     }
 
@@ -193,22 +196,37 @@ impl Pool {
 
     fn remove_orphan(&mut self, observed: &ObservedPod) {
         let uid = &observed.uid;
-        if self.workers.contains_key(uid) || self.desired.pod(uid).is_some() {
+        let mut workers = self.workers.workers();
+        if workers.contains_key(uid) || self.desired.pod(uid).is_some() {
             return;
         }
-        info!(
-            pod = observed.name,
-            namespace = observed.namespace,
-            uid,
-            "pod is there and should not be"
-        );
-        let (orders, order) = watch::channel(Order { pod: Arc::new(orphan(observed)), gone: true });
-        self.workers.insert(uid.clone(), orders);
-        self.tasks.spawn(Task::new(self.tools.clone(), order).run());
+        let (pod, namespace) = (&observed.name, &observed.namespace);
+        info!(pod, namespace, uid, "pod is there and should not be");
+        let pod = Arc::new(orphan(observed));
+        let (orders, order) = watch::channel(Order { pod, gone: true, end: None });
+        workers.insert(uid.clone(), orders);
+        self.tasks.spawn(Task::new(self.tools.clone(), order).run_orphan());
     }
 }
 
-/// As much of a pod as its containers tell.
+/// Whether a pod has to wait for another worker's end. A worker that leaves nothing of a pod is
+/// not called back: the pod begins anew after it. Static pods of one name share ports, files and a
+/// mirror, so they take turns; a pod of the apiserver has nothing to do with them.
+fn must_wait<O: Deref<Target = Order>>(pod: &Pod, workers: impl Iterator<Item = O>) -> bool {
+    let mut workers = workers;
+    workers.any(|order| match spec::uid(&order.pod) == spec::uid(pod) {
+        true => order.gone,
+        false => {
+            spec::is_static(pod) && spec::is_static(&order.pod) && is_namesake(pod, &order.pod)
+        }
+    })
+}
+
+fn is_namesake(pod: &Pod, other: &Pod) -> bool {
+    spec::name(pod) == spec::name(other) && spec::namespace(pod) == spec::namespace(other)
+}
+
+/// A pod of which only its identity is known.
 fn orphan(observed: &ObservedPod) -> Pod {
     Pod {
         metadata: ObjectMeta {
@@ -219,5 +237,41 @@ fn orphan(observed: &ObservedPod) -> Pod {
         },
         spec: Some(PodSpec::default()),
         status: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(uid: &str, name: &str, source: &str) -> Arc<Pod> {
+        let annotations = json!({"kubernetes.io/config.source": source});
+        let metadata = json!({"name": name, "uid": uid, "annotations": annotations});
+        Arc::new(serde_json::from_value(json!({"metadata": metadata})).unwrap())
+    }
+
+    #[test]
+    fn only_what_shares_something_takes_turns() {
+        for (new, worker, gone, expected) in [
+            (pod("a", "p", "api"), pod("a", "p", "api"), false, false),
+            // Set again, while what was there is being removed.
+            (pod("a", "p", "api"), pod("a", "p", "api"), true, true),
+            // Made again under its name.
+            (pod("b", "p", "api"), pod("a", "p", "api"), true, false),
+            // A static pod that was edited.
+            (pod("b", "p", "file"), pod("a", "p", "file"), false, true),
+            (pod("b", "q", "file"), pod("a", "p", "file"), false, false),
+            // A pod of the apiserver and a static one share no more than a name.
+            (pod("b", "p", "file"), pod("a", "p", "api"), false, false),
+            (pod("b", "p", "api"), pod("a", "p", "file"), false, false),
+        ] {
+            let order = Order { pod: worker.clone(), gone, end: None };
+            let waits = must_wait(&new, std::iter::once(&order));
+            assert_eq!(waits, expected, "{new:?} after {worker:?}");
+        }
     }
 }

@@ -1,5 +1,4 @@
-//! The worker of one pod: look, plan, act, tell, and again, until there is nothing to do; then wait
-//! for an order, for a change of what runs, or for a delay to end.
+//! The worker of one pod: what it knows, and its turns.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,18 +8,19 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use k8s_openapi::jiff::SignedDuration;
 use longshore_pod::backoff::{Backoff, RESTART_BASE};
 use longshore_pod::observed::ObservedPod;
-use longshore_pod::plan::{self, BackoffKey, Plan, plan};
+use longshore_pod::plan::BackoffKey;
 use longshore_pod::probes::ProbeResults;
-use longshore_pod::status::{self, Context};
-use longshore_pod::{Timestamp, spec};
-use tokio::sync::watch;
+use longshore_pod::status::{self, Context, Verdict};
+use longshore_pod::{Timestamp, admission, spec};
+use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::debug;
 
-use super::act::{Acted, act};
+use super::act::Hands;
 use super::end::grace;
+use super::steps::{Outcome, Steps};
 use super::{Order, Phase, Tools, Why};
-use crate::runtime::{backoff_message, describe};
+use crate::runtime::{Present, describe};
 use crate::volumes::PodMounts;
 
 /// Pauses after a step that failed.
@@ -28,32 +28,57 @@ const RETRY_BASE: SignedDuration = SignedDuration::from_millis(200);
 const RETRY_MAX: SignedDuration = SignedDuration::from_secs(10);
 /// How often the data in a pod's volumes is compared with its source.
 const REFRESH: Duration = Duration::from_secs(60);
+/// What the runtime has of the pod and has not shown for this long is worth an event.
+const UNSEEN: SignedDuration = SignedDuration::from_secs(5);
 
 pub(super) struct Task {
     pub(super) tools: Arc<Tools>,
     pub(super) order: watch::Receiver<Order>,
     pub(super) observed: watch::Receiver<Arc<ObservedPod>>,
-    probes: watch::Receiver<Arc<ProbeResults>>,
+    pub(super) probes: watch::Receiver<Arc<ProbeResults>>,
     pub(super) pod: Arc<Pod>,
     pub(super) phase: Phase,
+    /// Why the pod was ended by the node, if it was.
+    pub(super) verdict: Option<Verdict>,
+    /// Whether it was not even let in.
+    pub(super) refused: bool,
     /// The status told last.
     pub(super) told: PodStatus,
-    restarts: Backoff<BackoffKey>,
-    retries: Backoff<()>,
-    retry_at: Option<Timestamp>,
+    pub(super) steps: Steps,
+    /// Held by the container that is being started.
+    pub(super) turn: Arc<Mutex<()>>,
+    pub(super) restarts: Backoff<BackoffKey>,
+    /// Pauses after failures: of a container by its name, of the pod as a whole by "".
+    pub(super) retries: Backoff<String>,
+    /// When what failed for the pod as a whole is tried again.
+    pub(super) retry_at: Option<Timestamp>,
+    /// What failed for the pod as a whole last, while it does.
+    pub(super) trouble: Option<String>,
     /// Why containers do not run, by name.
-    waiting: HashMap<String, Wait>,
-    mounts: Option<Arc<PodMounts>>,
+    pub(super) waiting: HashMap<String, Wait>,
+    pub(super) mounts: Option<Arc<PodMounts>>,
+    /// Whether the volumes could not be mounted when that was tried last.
+    pub(super) mount_failed: bool,
+    /// Images that were fetched and not used yet, by the name of their container.
+    pub(super) images: HashMap<String, Present>,
+    /// The sandbox whose loss was told last.
+    pub(super) lost_sandbox: String,
+    /// Sandboxes that are known to have given back what they held.
+    pub(super) stopped: HashSet<String>,
+    /// When the grace of the pod as a whole is over, once it ends.
+    pub(super) deadline: watch::Sender<Option<Instant>>,
+    /// Since when the runtime does not show all that it has of the pod, and whether that was told.
+    unseen: Option<(Timestamp, bool)>,
     /// When the data in the volumes was compared with its source last.
     refreshed: Instant,
 }
 
 /// A container's wait.
-struct Wait {
-    reason: String,
-    message: String,
+pub(super) struct Wait {
+    pub(super) reason: String,
+    pub(super) message: String,
     /// Until when it is not tried again, if it is not the restart delay that says so.
-    until: Option<Timestamp>,
+    pub(super) until: Option<Timestamp>,
 }
 
 impl Task {
@@ -67,39 +92,89 @@ impl Task {
             observed,
             probes,
             phase: Phase::Syncing,
+            verdict: None,
+            refused: false,
             told: pod.status.clone().unwrap_or_default(),
+            steps: Steps::default(),
+            turn: Arc::default(),
             restarts,
             retries: Backoff::new(RETRY_BASE, RETRY_MAX),
             retry_at: None,
+            trouble: None,
             waiting: HashMap::new(),
             mounts: None,
+            mount_failed: false,
+            images: HashMap::new(),
+            lost_sandbox: String::new(),
+            stopped: HashSet::new(),
+            deadline: watch::Sender::new(None),
+            unseen: None,
             refreshed: Instant::now(),
             pod,
             tools,
         }
     }
 
+    /// The worker of a pod that runs and that nobody wants: its containers tell what it was.
+    pub(super) async fn run_orphan(mut self) -> String {
+        let observed = self.observed.borrow().clone();
+        self.pod = Arc::new(self.tools.runtime.restore(&self.pod, &observed).await);
+        self.run().await
+    }
+
     /// Work until nothing of the pod is left to care for; gives its UID.
     pub(super) async fn run(mut self) -> String {
         self.tools.objects.register(&self.pod);
+        self.admit();
         loop {
-            match self.phase {
-                Phase::Syncing => self.sync().await,
-                Phase::Terminating { grace, why } => self.terminate(grace, why).await,
-                Phase::Terminated => {
+            let end = self.take_order();
+            let wake_at = match (self.phase, end) {
+                (Phase::Syncing, Some((grace, why))) => {
+                    self.begin_end(grace, why);
+                    continue;
+                }
+                (Phase::Syncing, None) => self.sync(),
+                (Phase::Terminating { .. }, end) => {
+                    self.hurry(end);
+                    self.terminate()
+                }
+                (Phase::Terminated, _) => {
                     self.clean_up().await;
                     return spec::uid(&self.pod).to_owned();
                 }
+            };
+            if let Some(wake_at) = wake_at {
+                self.wait(wake_at).await;
             }
         }
     }
 
-    /// Take in the newest order. Tells whether it ends the pod, and how.
-    pub(super) fn take_order(&mut self) -> Option<Phase> {
+    /// What the node does not take in ends before anything is done for it. What it once took in
+    /// stays, whatever the node would say now.
+    fn admit(&mut self) {
+        if self.take_order().is_some() || !self.observed.borrow().is_gone() {
+            return;
+        }
+        let Some(verdict) = admission::rejects(&self.pod, &self.tools.admission) else { return };
+        self.tools.announcer.pod(&self.pod, true, &verdict.reason, &verdict.message);
+        self.told = status::rejected(&self.pod, &verdict, Timestamp::now());
+        self.refused = true;
+    }
+
+    /// Take in the newest order. Tells whether it ends the pod: how fast, and why.
+    pub(super) fn take_order(&mut self) -> Option<(Duration, Why)> {
         let order = self.order.borrow_and_update().clone();
-        if order.pod != self.pod {
+        if !Arc::ptr_eq(&order.pod, &self.pod) && !order.gone {
             self.tools.objects.register(&order.pod);
             self.pod = order.pod;
+        }
+        let mut allowed = grace(&self.pod);
+        if let Some(end) = order.end {
+            self.verdict.get_or_insert(end.verdict);
+            if let Some(own) = end.grace {
+                let deletion = self.pod.metadata.deletion_grace_period_seconds;
+                allowed = if deletion.is_some() { allowed.min(own) } else { own };
+            }
         }
         let told = self.told.phase.as_deref().unwrap_or_default();
         let final_in_api = self.pod.status.as_ref().and_then(|status| status.phase.as_deref());
@@ -109,166 +184,17 @@ impl Task {
             () if status::is_final(told) || status::is_final(final_in_api.unwrap_or_default()) => {
                 Why::Completed
             }
+            () if self.verdict.is_some() => Why::Decided,
             () => return None,
         };
-        Some(Phase::Terminating { grace: grace(&self.pod), why })
+        Some((allowed, why))
     }
 
-    async fn sync(&mut self) {
-        if let Some(end) = self.take_order() {
-            self.phase = end;
-            return;
-        }
-        let observed = self.observed.borrow_and_update().clone();
-        let now = Timestamp::now();
-        self.retry_at = self.retry_at.filter(|at| *at > now);
-        if observed.partial {
-            // Half a picture would be told, and acted upon, as if the rest were lost.
-            return self.wait(None).await;
-        }
-        let probes = self.probes.borrow_and_update().clone();
-        let inputs = plan::Inputs { probes: &probes, backoff: &self.restarts, now };
-        let plan = self.due(plan(&self.pod, &observed, inputs), now);
-        self.note_delays(&plan, now);
-        self.tell(&observed);
-        if status::is_final(self.told.phase.as_deref().unwrap_or_default()) {
-            self.phase = Phase::Terminating { grace: grace(&self.pod), why: Why::Completed };
-            return;
-        }
-        if plan.is_idle() || self.retry_at.is_some() {
-            self.wait(plan.wake_at()).await;
-            return;
-        }
-        for start in &plan.start {
-            // A run that follows another counts as its restart, whether it comes to be or not.
-            if let Some((_, container)) = spec::container(&self.pod, &start.name)
-                && observed.newest(&start.name).is_some_and(|run| run.finished_at().is_some())
-            {
-                self.restarts.next(&plan::backoff_key(&container), now);
-            }
-        }
-        let acting = act(self.tools.clone(), self.pod.clone(), observed, plan, self.mounts.clone());
-        tokio::pin!(acting);
-        loop {
-            tokio::select! {
-                acted = &mut acting => return self.acted(acted),
-                // What has been done so far is news already, but no end: there is more to do.
-                Ok(()) = self.observed.changed() => {
-                    let observed = self.observed.borrow_and_update().clone();
-                    let phase = self.status(&observed).phase.unwrap_or_default();
-                    if !observed.partial && !status::is_final(&phase) {
-                        self.tell(&observed);
-                    }
-                }
-                Ok(()) = self.order.changed() => {
-                    // Dropping the act cancels its calls.
-                    if let Some(end) = self.take_order() {
-                        self.phase = end;
-                        return;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Take from a plan what failed lately and is not to be tried again yet.
-    fn due(&self, mut plan: Plan, now: Timestamp) -> Plan {
-        let waits = &self.waiting;
-        let until =
-            |name: &str| waits.get(name).and_then(|wait| wait.until).filter(|until| *until > now);
-        plan.start.retain(|start| match until(&start.name) {
-            None => true,
-            Some(until) => {
-                let delay = until.duration_since(now);
-                plan.waiting.push(plan::Waiting { name: start.name.clone(), until, delay });
-                false
-            }
-        });
-        plan
-    }
-
-    /// Containers in their restart delay say so.
-    fn note_delays(&mut self, plan: &Plan, now: Timestamp) {
-        for waiting in &plan.waiting {
-            if self.waiting.get(&waiting.name).is_some_and(|wait| wait.until > Some(now)) {
-                continue;
-            }
-            let delay = Duration::try_from(waiting.delay).unwrap_or_default();
-            let message = backoff_message(&self.pod, &waiting.name, delay);
-            let known = self.waiting.get(&waiting.name).is_some_and(|wait| wait.message == message);
-            if known {
-                continue;
-            }
-            if let Some((kind, container)) = spec::container(&self.pod, &waiting.name) {
-                let text = format!(
-                    "Back-off restarting failed container {} in pod {}",
-                    container.name,
-                    describe(&self.pod)
-                );
-                self.tools.announcer.container(
-                    &self.pod,
-                    kind,
-                    &container.name,
-                    true,
-                    "BackOff",
-                    &text,
-                );
-            }
-            let reason = "CrashLoopBackOff".to_owned();
-            self.waiting.insert(waiting.name.clone(), Wait { reason, message, until: None });
-        }
-    }
-
-    fn acted(&mut self, acted: Acted) {
-        let now = Timestamp::now();
-        if let Some(mounts) = acted.mounts {
-            self.mounts = Some(mounts);
-        }
-        for name in acted.started {
-            self.waiting.remove(&name);
-        }
-        if acted.not_started.is_empty() && acted.failed.is_none() {
-            self.retries.retain(|()| false);
-        }
-        for (name, error) in acted.not_started {
-            let until = match error.retry_at {
-                Some(until) => until,
-                None => self.next_retry(now),
-            };
-            debug!(
-                pod = describe(&self.pod),
-                name,
-                reason = error.reason,
-                error.message,
-                "container not started"
-            );
-            let wait = Wait {
-                reason: error.reason.to_owned(),
-                message: error.message,
-                until: Some(until),
-            };
-            self.waiting.insert(name, wait);
-        }
-        if let Some((reason, message)) = acted.failed {
-            self.tools.announcer.pod(&self.pod, true, reason, &message);
-            self.retry_at = Some(self.next_retry(now));
-        }
-    }
-
-    /// When to try again after a failure now.
-    pub(super) fn next_retry(&mut self, now: Timestamp) -> Timestamp {
-        self.retries.next(&(), now);
-        now.checked_add(self.retries.delay(&())).unwrap_or(Timestamp::MAX)
-    }
-
-    /// Until an order, a change of what runs, or the time that is given or due.
-    async fn wait(&mut self, wake_at: Option<Timestamp>) {
-        let wake_at = match (wake_at, self.retry_at) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
-        let wake = async {
-            match wake_at {
+    /// Until an order, a change of what runs or of what probes find, the end of a step, or a time:
+    /// the one that is given, if any.
+    async fn wait(&mut self, wake_at: Wake) {
+        let at = |at: Option<Timestamp>| async move {
+            match at {
                 None => std::future::pending().await,
                 Some(at) => {
                     let left = at.duration_since(Timestamp::now());
@@ -278,7 +204,7 @@ impl Task {
         };
         let refresh = async {
             match &self.mounts {
-                Some(mounts) if !mounts.is_empty() => {
+                Some(mounts) if !mounts.is_empty() && self.phase == Phase::Syncing => {
                     sleep_until(self.refreshed + REFRESH).await;
                     self.tools.runtime.refresh_volumes(&self.pod).await
                 }
@@ -289,7 +215,8 @@ impl Task {
             _ = self.order.changed() => {}
             _ = self.observed.changed() => {}
             _ = self.probes.changed() => {}
-            () = wake => {}
+            outcome = self.steps.next() => self.done(outcome),
+            () = at(wake_at.0) => {}
             refreshed = refresh => {
                 self.refreshed = Instant::now();
                 if let Err(error) = refreshed {
@@ -299,9 +226,88 @@ impl Task {
         }
     }
 
+    /// Take in what came of a step.
+    fn done(&mut self, outcome: Outcome) {
+        let now = Timestamp::now();
+        match outcome {
+            Outcome::Done => self.recovered(),
+            Outcome::Recalled => {}
+            Outcome::Mounted(mounts) => {
+                self.mounts = Some(mounts);
+                self.mount_failed = false;
+                self.recovered();
+            }
+            Outcome::SandboxesStopped(ids) => self.stopped.extend(ids),
+            Outcome::Fetched(name, image) => {
+                self.images.insert(name, image);
+            }
+            Outcome::Started(name) => {
+                self.waiting.remove(&name);
+                self.retries.retain(|failed| *failed != name);
+            }
+            Outcome::NotStarted(name, error) => {
+                let (reason, message) = (error.reason, error.message);
+                debug!(pod = describe(&self.pod), name, reason, message, "container not started");
+                let until = error.retry_at.unwrap_or_else(|| self.next_retry(&name, now));
+                let wait = Wait { reason: reason.to_owned(), message, until: Some(until) };
+                self.waiting.insert(name, wait);
+            }
+            Outcome::Failed(failure) => {
+                let (reason, message) = (failure.reason, failure.message);
+                debug!(pod = describe(&self.pod), reason, message, "step failed");
+                self.mount_failed |= reason == "FailedMount";
+                self.tools.announcer.pod(&self.pod, true, reason, &message);
+                self.trouble = Some(message);
+                self.retry_at = Some(self.next_retry("", now));
+            }
+        }
+    }
+
+    /// What the pod as a whole needs is there (again).
+    fn recovered(&mut self) {
+        self.trouble = None;
+        self.retries.retain(|failed| !failed.is_empty());
+    }
+
+    /// When to try again what failed now.
+    pub(super) fn next_retry(&mut self, what: &str, now: Timestamp) -> Timestamp {
+        let what = what.to_owned();
+        self.retries.next(&what, now, now);
+        now.checked_add(self.retries.delay(&what)).unwrap_or(Timestamp::MAX)
+    }
+
+    /// The runtime has more of the pod than it shows: half a picture would be told, and acted
+    /// upon, as if the rest were lost. Gives the time by which that is worth an event.
+    pub(super) fn unseen(&mut self, now: Timestamp) -> Wake {
+        let (since, told) = *self.unseen.get_or_insert((now, false));
+        let due = since.checked_add(UNSEEN).unwrap_or(Timestamp::MAX);
+        if told {
+            return Wake(None);
+        }
+        if now < due {
+            return Wake(Some(due));
+        }
+        self.unseen = Some((since, true));
+        let why = self.tools.observer.trouble(spec::uid(&self.pod));
+        let why = why.as_deref().unwrap_or("the runtime does not answer");
+        let message = format!("error determining status: {why}");
+        self.tools.announcer.pod(&self.pod, true, "FailedSync", &message);
+        Wake(None)
+    }
+
+    /// The runtime shows all that it has of the pod.
+    pub(super) fn seen(&mut self) {
+        self.unseen = None;
+    }
+
+    pub(super) fn hands(&self) -> Hands {
+        Hands { tools: self.tools.clone(), pod: self.pod.clone() }
+    }
+
     /// Compute the pod's status and hand it to the writer.
     pub(super) fn tell(&mut self, observed: &ObservedPod) {
-        self.told = self.status(observed);
+        let status = self.status(observed);
+        self.told = status;
         // The object of a pod that its source has no more is gone, or another pod's.
         if !self.order.borrow().gone {
             self.tools.status.tell(&self.pod, self.told.clone());
@@ -309,20 +315,52 @@ impl Task {
     }
 
     pub(super) fn status(&self, observed: &ObservedPod) -> PodStatus {
-        let waiting = self
+        if self.refused {
+            return self.told.clone();
+        }
+        let mut waiting: HashMap<String, (String, String)> = self
             .waiting
             .iter()
-            .map(|(name, wait)| (name.clone(), (wait.reason.clone(), wait.message.clone())));
+            .map(|(name, wait)| (name.clone(), (wait.reason.clone(), wait.message.clone())))
+            .collect();
+        if let (Some(trouble), Some(pod_spec)) = (&self.trouble, &self.pod.spec) {
+            // Containers that have yet to run wait for what their pod does not get.
+            let reason = status::first_wait(pod_spec);
+            for (_, container) in spec::containers(pod_spec) {
+                if observed.newest(&container.name).is_none() {
+                    let wait = waiting.entry(container.name.clone());
+                    wait.or_insert_with(|| (reason.to_owned(), trouble.clone()));
+                }
+            }
+        }
         let probes = self.probes.borrow().clone();
         let context = Context {
             probes: &probes,
-            starting: HashSet::new(),
-            waiting: waiting.collect(),
+            starting: self.starting(observed),
+            waiting,
             host_ips: &self.tools.settings.host_ips,
             terminal: self.phase == Phase::Terminated,
-            verdict: None,
+            verdict: self.verdict.clone(),
             runtime: &self.tools.runtime_name,
+            gates: self.tools.gates,
+            ..Context::default()
         };
         status::status(&self.pod, observed, &self.told, &context, Timestamp::now())
     }
+
+    /// Containers whose postStart hook may be under way: those with one, whose run is the work of
+    /// a step that goes on. One that a step stops has started long ago.
+    pub(super) fn starting(&self, observed: &ObservedPod) -> HashSet<String> {
+        let is_starting = |name: &&str| {
+            let hooked = spec::container(&self.pod, name).is_some_and(|(_, container)| {
+                container.lifecycle.as_ref().is_some_and(|hooks| hooks.post_start.is_some())
+            });
+            let run = observed.newest(name).filter(|_| hooked);
+            run.is_some_and(|run| self.steps.begun(name).is_some_and(|at| at <= run.created_at))
+        };
+        self.steps.containers().filter(is_starting).map(str::to_owned).collect()
+    }
 }
+
+/// When the next turn is due, if nothing happens before.
+pub(super) struct Wake(pub(super) Option<Timestamp>);

@@ -15,6 +15,7 @@ use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use longshore_testkit::fakecri::FaultProxy;
 use longshore_testkit::{Apiserver, BUSYBOX, Host, NodeOptions, wait_until};
 use serde_json::{Value, json};
 
@@ -55,6 +56,15 @@ impl Cluster {
         )
         .expect("a node");
         Self { node, apiserver, client, host }
+    }
+
+    /// With a runtime that the node reaches through a proxy.
+    pub async fn behind_proxy(host: Host, config: Value) -> (Self, FaultProxy) {
+        let socket = host.dir().join("proxy.sock");
+        let proxy = FaultProxy::start(&socket, host.socket()).expect("a proxy");
+        let mut config = config;
+        config["containerRuntimeEndpoint"] = json!(format!("unix://{}", socket.display()));
+        (Self::on(host, config).await, proxy)
     }
 
     pub fn pods(&self) -> Api<Pod> {

@@ -23,6 +23,8 @@ const PAUSE: Duration = Duration::from_millis(1370);
 pub(crate) struct Deaths {
     /// Until a watch tells that the container does not run, or of its restart.
     pub(crate) told_seconds: Option<Spread>,
+    /// Until a watch tells of a higher restart count.
+    pub(crate) counted_seconds: Option<Spread>,
     /// Until the pod is Ready again, with a higher restart count.
     pub(crate) ready_seconds: Option<Spread>,
 }
@@ -30,7 +32,7 @@ pub(crate) struct Deaths {
 pub(crate) async fn run(cluster: &mut Cluster<'_>, count: usize) -> Result<Deaths> {
     let pids = pids(&cluster.host.ctr(["tasks", "ls"])?);
     let (pods, _) = Changes::open(&cluster.pods(), PATIENCE).await?;
-    let (mut told, mut ready) = (Vec::new(), Vec::new());
+    let (mut told, mut counted, mut ready) = (Vec::new(), Vec::new(), Vec::new());
     for victim in pods.iter().take(count) {
         tokio::time::sleep(PAUSE).await;
         let (_, mut changes) = Changes::open(&cluster.pods(), PATIENCE).await?;
@@ -38,17 +40,22 @@ pub(crate) async fn run(cluster: &mut Cluster<'_>, count: usize) -> Result<Death
         let pid = pid_of(victim, &pids).with_context(|| format!("no process of pod {name}"))?;
         let start = Instant::now();
         kill(pid, Signal::SIGKILL).with_context(|| format!("kill of pid {pid}"))?;
-        let (dead, again) = follow(victim, &mut changes).await.with_context(|| name)?;
-        told.push((dead - start).as_secs_f64());
-        ready.push((again - start).as_secs_f64());
+        let seen = follow(victim, &mut changes).await.with_context(|| name)?;
+        for (figures, at) in [&mut told, &mut counted, &mut ready].into_iter().zip(seen) {
+            figures.push((at - start).as_secs_f64());
+        }
     }
-    Ok(Deaths { told_seconds: Spread::of(told), ready_seconds: Spread::of(ready) })
+    Ok(Deaths {
+        told_seconds: Spread::of(told),
+        counted_seconds: Spread::of(counted),
+        ready_seconds: Spread::of(ready),
+    })
 }
 
-/// When the death was told, and when the pod was Ready again.
-async fn follow(victim: &Pod, changes: &mut Changes) -> Result<(Instant, Instant)> {
+/// When the death was told, when it was counted, and when the pod was Ready again.
+async fn follow(victim: &Pod, changes: &mut Changes) -> Result<[Instant; 3]> {
     let count_before = pods::container(victim).map_or(0, |status| status.restart_count);
-    let mut told = None;
+    let (mut told, mut counted) = (None, None);
     loop {
         let (at, Change::Is(pod)) = changes.next().await? else { continue };
         let Some(status) = pods::container(&pod) else { continue };
@@ -60,8 +67,11 @@ async fn follow(victim: &Pod, changes: &mut Changes) -> Result<(Instant, Instant
         if restarted || !runs {
             told.get_or_insert(at);
         }
-        if let (Some(told), true, true) = (told, restarted, pods::is_ready(&pod)) {
-            return Ok((told, at));
+        if restarted {
+            counted.get_or_insert(at);
+        }
+        if let (Some(told), Some(counted), true) = (told, counted, pods::is_ready(&pod)) {
+            return Ok([told, counted, at]);
         }
     }
 }

@@ -39,7 +39,7 @@ struct Args {
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
     idle: u16,
     /// How many containers are killed, one after the other, each in another pod.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 30)]
     kills: u16,
     /// Write all figures to this file, as JSON.
     #[arg(long)]

@@ -91,6 +91,7 @@ impl Table {
         self.line("  MiB resident (peak)", mib(restart.memory));
         self.line("death of a container", "");
         self.line("  told", spread(deaths.told_seconds));
+        self.line("  restart counted", spread(deaths.counted_seconds));
         self.line("  Ready again", spread(deaths.ready_seconds));
     }
 

@@ -31,6 +31,7 @@ fn every_phase_gives_figures() {
         "/rounds/1/deletion/sandboxes_seconds",
         "/idle/memory/apiserver/rss",
         "/restart/ready_seconds",
+        "/deaths/counted_seconds/p50",
         "/deaths/ready_seconds/p50",
     ] {
         let figure = figures.pointer(path).and_then(Value::as_f64);

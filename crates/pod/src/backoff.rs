@@ -47,10 +47,11 @@ impl<K: Hash + Eq + Clone> Backoff<K> {
         self.entries.get(key).map_or(self.base, |entry| entry.delay)
     }
 
-    /// Note a new try at `now`, after a failure: if that fails too, the thing waits twice as long.
-    pub fn next(&mut self, key: &K, now: Timestamp) {
+    /// Note a new try at `now`, after a failure at `failed`: if that fails too, the thing waits
+    /// twice as long. The time spent waiting for the try is no quiet time.
+    pub fn next(&mut self, key: &K, failed: Timestamp, now: Timestamp) {
         let delay = match self.entries.get(key) {
-            Some(entry) if !self.is_stale(entry, now) => (entry.delay * 2).min(self.max),
+            Some(entry) if !self.is_stale(entry, failed) => (entry.delay * 2).min(self.max),
             _ => self.base,
         };
         self.entries.insert(key.clone(), Entry { delay, touched: now });
@@ -84,7 +85,7 @@ mod tests {
         );
         let mut failed = 0;
         for expected in [10, 20, 40, 80, 160, 300, 300] {
-            backoff.next(&"c", at(failed));
+            backoff.next(&"c", at(failed), at(failed));
             failed += 1;
             assert_eq!(
                 backoff.waits_until(&"c", at(failed), at(failed)),
@@ -96,14 +97,23 @@ mod tests {
         }
         let later = failed + 601;
         assert_eq!(backoff.waits_until(&"c", at(later), at(later)), None, "quiet for long enough");
-        backoff.next(&"c", at(later));
+        backoff.next(&"c", at(later), at(later));
         assert_eq!(backoff.delay(&"c"), RESTART_BASE);
+    }
+
+    #[test]
+    fn waiting_for_a_try_is_no_quiet_time() {
+        let mut backoff = Backoff::new(RESTART_BASE, RESTART_MAX);
+        (0..6).for_each(|_| backoff.next(&"c", at(0), at(0)));
+        // It ran for eight minutes, and then waited for five.
+        backoff.next(&"c", at(480), at(780));
+        assert_eq!(backoff.delay(&"c"), RESTART_MAX);
     }
 
     #[test]
     fn a_base_above_the_maximum_is_the_maximum() {
         let mut backoff = Backoff::new(RESTART_BASE, SignedDuration::from_secs(2));
-        backoff.next(&1, at(0));
+        backoff.next(&1, at(0), at(0));
         assert_eq!(backoff.delay(&1), SignedDuration::from_secs(2));
     }
 }

@@ -2,7 +2,9 @@
 //! be done ([`plan`]) and what is to be told ([`status`]). No I/O, no client, and no clock but the
 //! one passed in.
 
+pub mod admission;
 pub mod backoff;
+pub mod deadline;
 pub mod downward;
 pub mod expand;
 pub mod hash;
@@ -10,7 +12,9 @@ pub mod observed;
 pub mod plan;
 pub mod probes;
 pub mod qos;
+pub mod resources;
 pub mod spec;
 pub mod status;
+pub mod termination;
 
 pub use k8s_openapi::jiff::Timestamp;

@@ -37,6 +37,15 @@ pub struct Sandbox {
     pub host_network: bool,
 }
 
+impl Sandbox {
+    /// Where its containers are reached: its own address or, on the host's network, the host's.
+    /// "" if it has none.
+    pub fn address<'a>(&'a self, host_ips: &'a [String]) -> &'a str {
+        let ips = if self.host_network { host_ips } else { &self.ips };
+        ips.first().map(String::as_str).unwrap_or_default()
+    }
+}
+
 /// A container of the pod, in whichever state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
@@ -58,8 +67,23 @@ pub struct Container {
     pub image_ref: String,
     /// File that its output goes to.
     pub log_path: String,
+    /// Whom its first process runs as, if the runtime says.
+    pub user: Option<User>,
+    /// The signal that stops it, such as `SIGTERM`, if the runtime says.
+    pub stop_signal: Option<String>,
     /// What it does.
     pub state: State,
+}
+
+/// Whom a process runs as.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct User {
+    /// User id.
+    pub uid: i64,
+    /// Primary group id.
+    pub gid: i64,
+    /// Ids of the supplemental groups.
+    pub groups: Vec<i64>,
 }
 
 /// What a container does.
@@ -103,6 +127,16 @@ impl Container {
         }
     }
 
+    /// Whether it has ended as it should. One that ran out of memory has not, whatever its code.
+    pub fn has_succeeded(&self) -> bool {
+        matches!(&self.state, State::Exited { exit_code: 0, reason, .. } if reason != "OOMKilled")
+    }
+
+    /// Whether any of its processes may still run.
+    pub fn may_run(&self) -> bool {
+        matches!(self.state, State::Running { .. } | State::Unknown)
+    }
+
     /// When it ended, if it has.
     pub fn finished_at(&self) -> Option<Timestamp> {
         match self.state {
@@ -125,7 +159,7 @@ impl ObservedPod {
 
     /// Whether any process of the pod may still run.
     pub fn is_active(&self) -> bool {
-        self.containers.iter().any(|c| matches!(c.state, State::Running { .. } | State::Unknown))
+        self.containers.iter().any(Container::may_run)
             || self.sandboxes.iter().any(|sandbox| sandbox.ready)
     }
 

@@ -90,13 +90,6 @@ impl ProbeResults {
         container.startup_probe.is_none() || self.get(id, ProbeKind::Startup) == Finding::Success
     }
 
-    /// Whether that run of the container may be sent work.
-    pub fn is_ready(&self, container: &Container, id: &str) -> bool {
-        self.is_started(container, id)
-            && (container.readiness_probe.is_none()
-                || self.get(id, ProbeKind::Readiness) == Finding::Success)
-    }
-
     /// The probe that asks for that run of the container to be ended, if one does.
     pub fn failing(&self, container: &Container, id: &str) -> Option<ProbeKind> {
         let asked = [

@@ -10,6 +10,8 @@ pub const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// Annotation of a static pod: the hash of its manifest.
 pub const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
+/// Annotation of a static pod whose manifest gives its UID: the hash of what else it says.
+pub const CONTENT_ANNOTATION: &str = "longshore/config.content";
 /// Annotation of a static pod: when the node first saw it.
 pub const SEEN_ANNOTATION: &str = "kubernetes.io/config.seen";
 
@@ -66,6 +68,14 @@ pub fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
+/// The kind of a container in the list of init containers.
+pub fn kind_of_init(container: &Container) -> ContainerKind {
+    match is_sidecar(container) {
+        true => ContainerKind::Sidecar,
+        false => ContainerKind::Init,
+    }
+}
+
 /// The init containers and sidecars of the spec, in order.
 pub fn init_containers(spec: &PodSpec) -> &[Container] {
     spec.init_containers.as_deref().unwrap_or_default()
@@ -73,10 +83,7 @@ pub fn init_containers(spec: &PodSpec) -> &[Container] {
 
 /// Init containers, sidecars and regular containers in the order in which they start.
 pub fn containers(spec: &PodSpec) -> impl Iterator<Item = (ContainerKind, &Container)> {
-    let init = init_containers(spec).iter().map(|container| {
-        let kind = if is_sidecar(container) { ContainerKind::Sidecar } else { ContainerKind::Init };
-        (kind, container)
-    });
+    let init = init_containers(spec).iter().map(|container| (kind_of_init(container), container));
     init.chain(spec.containers.iter().map(|container| (ContainerKind::Regular, container)))
 }
 
@@ -136,43 +143,92 @@ pub fn field_path(kind: ContainerKind, name: &str) -> String {
     }
 }
 
+/// Feature gates that change what is done for a pod; by default as Kubernetes 1.36 has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gates {
+    /// `ContainerRestartRules`: containers have restart policies and rules of their own.
+    pub container_restart_rules: bool,
+    /// `RestartAllContainersOnContainerExits`: a rule may ask for all containers to run again.
+    pub restart_all_containers: bool,
+    /// `ContainerStopSignals`: the signal that stops a container is told.
+    pub container_stop_signals: bool,
+}
+
+impl Default for Gates {
+    fn default() -> Self {
+        Self {
+            container_restart_rules: true,
+            restart_all_containers: true,
+            container_stop_signals: false,
+        }
+    }
+}
+
 /// Whether a container that ended with `exit_code` is to run again under the policies of its pod.
+/// An init container that succeeded has done its work, whatever this says.
 pub fn restarts(
     spec: &PodSpec,
     kind: ContainerKind,
     container: &Container,
     exit_code: i32,
+    gates: Gates,
 ) -> bool {
     if kind == ContainerKind::Sidecar {
         return true;
     }
-    if let Some(verdict) = restart_rule(container, exit_code) {
-        return verdict;
-    }
-    let policy =
-        container.restart_policy.as_deref().or(spec.restart_policy.as_deref()).unwrap_or("Always");
-    match policy {
-        "Never" => false,
-        "OnFailure" => exit_code != 0,
-        // An init container that succeeded has done its work, whatever the policy.
-        _ => kind != ContainerKind::Init || exit_code != 0,
+    let action = restart_rule(container, exit_code).filter(|_| gates.container_restart_rules);
+    match action {
+        Some("Restart") => true,
+        Some(RESTART_ALL) if gates.restart_all_containers => true,
+        _ => match restart_policy(spec, container, gates) {
+            "Never" => false,
+            "OnFailure" => exit_code != 0,
+            _ => true,
+        },
     }
 }
 
-/// What the container's own `restartPolicyRules` say about an exit code, if one matches.
-fn restart_rule(container: &Container, exit_code: i32) -> Option<bool> {
+/// Whether a container that is stopped because it does not work is to run again. Rules have no say,
+/// for they judge exit codes, and it has none of its own.
+pub fn survives_a_kill(
+    spec: &PodSpec,
+    kind: ContainerKind,
+    container: &Container,
+    gates: Gates,
+) -> bool {
+    kind == ContainerKind::Sidecar || restart_policy(spec, container, gates) != "Never"
+}
+
+/// Whether a rule of the container has all containers of its pod run again after that exit code.
+pub fn restarts_all(container: &Container, exit_code: i32) -> bool {
+    restart_rule(container, exit_code) == Some(RESTART_ALL)
+}
+
+/// Whether some end of some container would have all of them run again.
+pub fn may_restart_all(spec: &PodSpec) -> bool {
+    let mut rules = containers(spec).flat_map(|(_, c)| c.restart_policy_rules.iter().flatten());
+    rules.any(|rule| rule.action == RESTART_ALL)
+}
+
+const RESTART_ALL: &str = "RestartAllContainers";
+
+fn restart_policy<'a>(spec: &'a PodSpec, container: &'a Container, gates: Gates) -> &'a str {
+    let own = container.restart_policy.as_deref().filter(|_| gates.container_restart_rules);
+    own.or(spec.restart_policy.as_deref()).unwrap_or("Always")
+}
+
+/// The action of the first of the container's `restartPolicyRules` that matches an exit code.
+fn restart_rule(container: &Container, exit_code: i32) -> Option<&str> {
     let rules = container.restart_policy_rules.as_deref()?;
-    rules
-        .iter()
-        .find(|rule| {
-            rule.exit_codes.as_ref().is_some_and(|codes| {
-                let named = codes.values.as_ref().is_some_and(|values| values.contains(&exit_code));
-                match codes.operator.as_str() {
-                    "In" => named,
-                    "NotIn" => !named,
-                    _ => false,
-                }
-            })
+    let matching = rules.iter().find(|rule| {
+        rule.exit_codes.as_ref().is_some_and(|codes| {
+            let named = codes.values.as_ref().is_some_and(|values| values.contains(&exit_code));
+            match codes.operator.as_str() {
+                "In" => named,
+                "NotIn" => !named,
+                _ => false,
+            }
         })
-        .map(|rule| matches!(rule.action.as_str(), "Restart" | "RestartAllContainers"))
+    });
+    matching.map(|rule| rule.action.as_str())
 }

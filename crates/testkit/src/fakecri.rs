@@ -1,12 +1,16 @@
 //! A proxy between a daemon and its container runtime, on a real Unix socket, that makes chosen
-//! calls fail, tarry or hang, and counts them. It forwards HTTP/2 requests by their path and knows
-//! no message, so every call of CRI passes, streams as well.
+//! calls fail, tarry or hang, and counts them. It forwards HTTP/2 requests by their path, so every
+//! call of CRI passes, streams as well; of the messages it knows only what tells a pod's from
+//! another's.
 use std::collections::HashMap;
+use std::convert::Infallible;
+use std::future::ready;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use http_body_util::{Either, Empty};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Either, Empty, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper::service::service_fn;
@@ -18,12 +22,50 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::error::{AtPath, Result};
+use subject::{Subject, Subjects};
 
+mod subject;
 #[cfg(test)]
 mod tests;
 
 /// Stands for every method that has no fault of its own.
 pub const ANY_METHOD: &str = "*";
+
+/// Which calls a fault is for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Calls {
+    method: String,
+    /// Empty: of all pods.
+    pod: String,
+    /// Empty: of all containers, and of none.
+    container: String,
+}
+
+impl Calls {
+    /// All calls of `method` (such as `StopContainer`, or [`ANY_METHOD`]).
+    pub fn of(method: &str) -> Self {
+        Self { method: method.to_owned(), pod: String::new(), container: String::new() }
+    }
+
+    /// Only those about this pod, its sandboxes or its containers. A pod is known by its name, and
+    /// only if its sandbox was made through the proxy.
+    #[must_use]
+    pub fn about(self, pod: &str) -> Self {
+        Self { pod: pod.to_owned(), ..self }
+    }
+
+    /// Only those about a container of that name.
+    #[must_use]
+    pub fn in_container(self, container: &str) -> Self {
+        Self { container: container.to_owned(), ..self }
+    }
+}
+
+impl From<&str> for Calls {
+    fn from(method: &str) -> Self {
+        Self::of(method)
+    }
+}
 
 /// What becomes of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,37 +112,52 @@ impl FaultProxy {
         &self.socket
     }
 
-    /// Gives each further call of `method` (such as `StopContainer`, or [`ANY_METHOD`]) this fault,
-    /// in place of the one that it had.
-    pub fn inject(&self, method: &str, fault: Fault) {
-        self.put(method, fault, None);
+    /// Gives each further one of these calls this fault, in place of the one that it had. Of
+    /// several faults that would do, the one for the closest description holds.
+    pub fn inject(&self, calls: impl Into<Calls>, fault: Fault) {
+        self.put(calls.into(), fault, None);
     }
 
-    /// Gives the next `times` calls of `method` this fault; later ones pass.
-    pub fn inject_times(&self, method: &str, fault: Fault, times: usize) {
-        self.put(method, fault, Some(times));
+    /// Gives the next `times` calls this fault; later ones pass.
+    pub fn inject_times(&self, calls: impl Into<Calls>, fault: Fault, times: usize) {
+        self.put(calls.into(), fault, Some(times));
     }
 
-    /// Takes the fault from `method`; its calls that hang go on.
-    pub fn release(&self, method: &str) {
-        self.state.lock().faults.remove(method);
+    /// Takes the fault from these calls; those that hang go on.
+    pub fn release(&self, calls: impl Into<Calls>) {
+        self.state.lock().faults.remove(&calls.into());
+    }
+
+    /// Takes all faults away.
+    pub fn release_all(&self) {
+        self.state.lock().faults.clear();
+    }
+
+    /// The hanging calls and answers that a fault still waits for, each of which it has none.
+    #[must_use]
+    pub fn unmet(&self) -> Vec<Calls> {
+        let ledger = self.state.lock();
+        let unmet = ledger.faults.iter().filter(|(_, planned)| {
+            matches!(planned.fault, Fault::Hang | Fault::HangReply) && planned.held == 0
+        });
+        unmet.map(|(calls, _)| calls.clone()).collect()
     }
 
     /// How many calls of `method` have come, whatever became of them.
     #[must_use]
     pub fn calls(&self, method: &str) -> usize {
-        self.state.lock().calls.get(method).map_or(0, |calls| calls.seen)
+        self.state.lock().counts.get(method).map_or(0, |count| count.seen)
     }
 
     /// How many calls of `method` are under way: not yet answered and not given up.
     #[must_use]
     pub fn pending(&self, method: &str) -> usize {
-        self.state.lock().calls.get(method).map_or(0, |calls| calls.pending)
+        self.state.lock().counts.get(method).map_or(0, |count| count.pending)
     }
 
-    fn put(&self, method: &str, fault: Fault, left: Option<usize>) {
-        let planned = Planned { fault, left, released: Release::default() };
-        self.state.lock().faults.insert(method.to_owned(), planned);
+    fn put(&self, calls: Calls, fault: Fault, left: Option<usize>) {
+        let planned = Planned { fault, left, held: 0, released: Release::default() };
+        self.state.lock().faults.insert(calls, planned);
     }
 }
 
@@ -115,12 +172,13 @@ struct State(Mutex<Ledger>);
 
 #[derive(Debug, Default)]
 struct Ledger {
-    faults: HashMap<String, Planned>,
-    calls: HashMap<String, Calls>,
+    faults: HashMap<Calls, Planned>,
+    counts: HashMap<String, Count>,
+    subjects: Subjects,
 }
 
 #[derive(Debug, Default)]
-struct Calls {
+struct Count {
     seen: usize,
     pending: usize,
 }
@@ -130,6 +188,8 @@ struct Planned {
     fault: Fault,
     /// None: for all calls.
     left: Option<usize>,
+    /// How many calls have come to hang by it.
+    held: usize,
     released: Release,
 }
 
@@ -149,17 +209,33 @@ impl State {
     }
 
     /// Counts a call, and says what is to become of it.
-    fn arrive(&self, method: &str) -> Option<(Fault, CancellationToken)> {
+    fn arrive(&self, method: &str, subject: &Subject) -> Option<(Calls, Fault, CancellationToken)> {
         let mut ledger = self.lock();
-        let calls = ledger.calls.entry(method.to_owned()).or_default();
-        calls.seen += 1;
-        calls.pending += 1;
-        let own = if ledger.faults.contains_key(method) { method } else { ANY_METHOD };
-        let planned = ledger.faults.get_mut(own)?;
+        let count = ledger.counts.entry(method.to_owned()).or_default();
+        count.seen += 1;
+        count.pending += 1;
+        let Subject { pod, container } = subject;
+        let mut scopes = vec![("", "")];
+        if !pod.is_empty() {
+            scopes.extend([(pod.as_str(), ""), (pod.as_str(), container.as_str())]);
+        }
+        let calls = scopes.iter().rev().flat_map(|(pod, container)| {
+            [method, ANY_METHOD].map(|method| Calls::of(method).about(pod).in_container(container))
+        });
+        let calls = calls.into_iter().find(|calls| ledger.faults.contains_key(calls))?;
+        let planned = ledger.faults.get_mut(&calls)?;
         if let Some(left) = &mut planned.left {
             *left = left.checked_sub(1)?;
         }
-        Some((planned.fault.clone(), planned.released.0.clone()))
+        Some((calls, planned.fault.clone(), planned.released.0.clone()))
+    }
+
+    /// Until the fault is taken away.
+    async fn hold(&self, calls: &Calls, released: CancellationToken) {
+        if let Some(planned) = self.lock().faults.get_mut(calls) {
+            planned.held += 1;
+        }
+        released.cancelled().await;
     }
 }
 
@@ -171,55 +247,82 @@ struct Pending<'a> {
 
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
-        if let Some(calls) = self.state.lock().calls.get_mut(self.method) {
-            calls.pending -= 1;
+        if let Some(count) = self.state.lock().counts.get_mut(self.method) {
+            count.pending -= 1;
         }
     }
 }
 
-type Answer = Response<Either<Incoming, Empty<Bytes>>>;
+/// An answer is passed on as it comes, or was read to its end and is boxed.
+type Answer = Response<Either<Incoming, UnsyncBoxBody<Bytes, Infallible>>>;
 
 async fn handle(
     state: Arc<State>,
     upstream: Arc<Upstream>,
     request: Request<Incoming>,
-) -> std::result::Result<Answer, std::convert::Infallible> {
+) -> std::result::Result<Answer, Infallible> {
     let path = request.uri().path().to_owned();
     let method = path.rsplit('/').next().unwrap_or_default();
-    let fault = state.arrive(method);
-    let _pending = Pending { state: &state, method };
-    let answer = match fault {
-        None => upstream.send(request).await,
-        Some((Fault::Error(code, message), _)) => Err(Status::new(code, message)),
-        Some((Fault::Delay(delay), _)) => {
-            tokio::time::sleep(delay).await;
-            upstream.send(request).await
-        }
-        Some((Fault::Hang, released)) => {
-            released.cancelled().await;
-            upstream.send(request).await
-        }
-        Some((Fault::HangReply, released)) => {
-            let answer = upstream.send(request).await;
-            released.cancelled().await;
-            answer
-        }
+    let answer = match collected(request).await {
+        Ok(request) => answer(&state, &upstream, method, request).await,
+        Err(status) => Err(status),
     };
-    Ok(match answer {
-        Ok(response) => response.map(Either::Left),
-        Err(status) => status.into_http::<()>().map(|()| Either::Right(Empty::new())),
-    })
+    Ok(answer.unwrap_or_else(|status| {
+        status.into_http::<()>().map(|()| Either::Right(Empty::new().boxed_unsync()))
+    }))
+}
+
+/// With its body, which in CRI is always one message.
+async fn collected(request: Request<Incoming>) -> Result<Request<Bytes>, Status> {
+    let (head, body) = request.into_parts();
+    let body = body.collect().await.map_err(|e| Status::cancelled(e.to_string()))?;
+    Ok(Request::from_parts(head, body.to_bytes()))
+}
+
+async fn answer(
+    state: &State,
+    upstream: &Upstream,
+    method: &str,
+    request: Request<Bytes>,
+) -> Result<Answer, Status> {
+    let subject = state.lock().subjects.of(method, request.body());
+    let fault = state.arrive(method, &subject);
+    let _pending = Pending { state, method };
+    let mut held_reply = None;
+    match fault {
+        None => {}
+        Some((_, Fault::Error(code, message), _)) => return Err(Status::new(code, message)),
+        Some((_, Fault::Delay(delay), _)) => tokio::time::sleep(delay).await,
+        Some((calls, Fault::Hang, released)) => state.hold(&calls, released).await,
+        Some((calls, Fault::HangReply, released)) => held_reply = Some((calls, released)),
+    }
+    let answer = match upstream.send(request.map(Full::new)).await {
+        Ok(answer) if Subjects::makes(method) => {
+            let (head, body) = answer.into_parts();
+            let body = body.collect().await.map_err(|e| Status::unavailable(e.to_string()))?;
+            let trailers = body.trailers().cloned().map(Ok);
+            let body = body.to_bytes();
+            state.lock().subjects.learn(method, &subject, &body);
+            let body = Full::new(body).with_trailers(ready(trailers));
+            Ok(Response::from_parts(head, Either::Right(body.boxed_unsync())))
+        }
+        other => other.map(|answer| answer.map(Either::Left)),
+    };
+    if let Some((calls, released)) = held_reply {
+        state.hold(&calls, released).await;
+    }
+    answer
 }
 
 /// The runtime, over one connection that is made anew when it broke.
 #[derive(Debug)]
 struct Upstream {
     path: PathBuf,
-    connection: Mutex<Option<SendRequest<Incoming>>>,
+    connection: Mutex<Option<SendRequest<Full<Bytes>>>>,
 }
 
 impl Upstream {
-    async fn send(&self, request: Request<Incoming>) -> Result<Response<Incoming>, Status> {
+    async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Status> {
         let unavailable = |e: &dyn std::error::Error| {
             Status::unavailable(format!("{}: {e}", self.path.display()))
         };
@@ -231,12 +334,12 @@ impl Upstream {
         connection.send_request(request).await.map_err(|e| unavailable(&e))
     }
 
-    fn connected(&self) -> Option<SendRequest<Incoming>> {
+    fn connected(&self) -> Option<SendRequest<Full<Bytes>>> {
         let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         connection.as_ref().filter(|c| !c.is_closed()).cloned()
     }
 
-    async fn connect(&self) -> Result<SendRequest<Incoming>, Box<dyn std::error::Error>> {
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, Box<dyn std::error::Error>> {
         let stream = UnixStream::connect(&self.path).await?;
         let (connection, driver) =
             http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;

@@ -41,22 +41,37 @@ impl Node {
         client_ca: &Path,
         options: NodeOptions,
     ) -> Result<Self> {
+        Self::launch(host, Some((kubeconfig, client_ca)), options)
+    }
+
+    /// Starts the daemon without an apiserver: its pods come from manifests alone.
+    ///
+    /// # Errors
+    /// As for [`Node::start`].
+    pub fn standalone(host: &Host, options: NodeOptions) -> Result<Self> {
+        Self::launch(host, None, options)
+    }
+
+    fn launch(host: &Host, cluster: Option<(&Path, &Path)>, options: NodeOptions) -> Result<Self> {
         let dir = host.dir().join("node");
-        for folder in [dir.join("root"), dir.join("manifests"), dir.join("pod-logs")] {
+        for folder in [dir.join("root"), Self::manifests_on(host), dir.join("pod-logs")] {
             fs::create_dir_all(&folder).at(&folder)?;
         }
         let config = dir.join("config.yaml");
         // JSON is YAML.
+        let client_ca = cluster.map(|(_, client_ca)| client_ca);
         let text = configuration(host, &dir, client_ca, options.config).to_string();
         fs::write(&config, text).at(&config)?;
         let mut args = vec![
             "node".into(),
             format!("--config={}", config.display()),
-            format!("--kubeconfig={}", kubeconfig.display()),
             format!("--hostname-override={}", host.name()),
             format!("--node-ip={}", host.node_ip()),
             format!("--root-dir={}", dir.join("root").display()),
         ];
+        args.extend(
+            cluster.map(|(kubeconfig, _)| format!("--kubeconfig={}", kubeconfig.display())),
+        );
         args.extend(options.args);
         let daemon = spawn(host, &args, &options.env)?;
         Ok(Self { args, env: options.env, dir, daemon })
@@ -82,6 +97,11 @@ impl Node {
         self.dir.join("manifests")
     }
 
+    /// The same for a node that has yet to start; the folder may not be there.
+    pub fn manifests_on(host: &Host) -> PathBuf {
+        host.dir().join("node").join("manifests")
+    }
+
     /// The node's `--root-dir`.
     pub fn root_dir(&self) -> PathBuf {
         self.dir.join("root")
@@ -104,7 +124,12 @@ fn spawn(host: &Host, args: &[String], env: &[(String, String)]) -> Result<Daemo
     host.spawn("longshore", command)
 }
 
-fn configuration(host: &Host, dir: &Path, client_ca: &Path, with: Map<String, Value>) -> Value {
+fn configuration(
+    host: &Host,
+    dir: &Path,
+    client_ca: Option<&Path>,
+    with: Map<String, Value>,
+) -> Value {
     let mut config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",

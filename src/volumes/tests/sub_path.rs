@@ -9,7 +9,7 @@ use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use super::{Done, Root, read};
 use crate::volumes::dir::Dir;
 use crate::volumes::error::Error;
-use crate::volumes::sub_path::{SubPath, bind, validate};
+use crate::volumes::sub_path::{self, SubPath, bind, validate};
 use crate::volumes::{layout, remove};
 
 struct Setup {
@@ -143,4 +143,27 @@ fn an_exchange_during_the_bind_never_leads_out() {
         }
         assert!(bound > 0 && refused > 0, "both sides were met: {bound} {refused}");
     });
+}
+
+#[test]
+fn files_are_read_inside_the_volume_alone() {
+    let root = Root::new();
+    root.write("host/secret", "no");
+    root.write("volume/dir/file", "yes");
+    symlink("dir/file", root.join("volume/inside")).unwrap();
+    symlink("../host/secret", root.join("volume/outside")).unwrap();
+    symlink(root.join("host/secret"), root.join("volume/absolute")).unwrap();
+    nix::unistd::mkfifo(&root.join("volume/pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let read = |path: &str| {
+        let content = sub_path::read(&root.join("volume"), path.as_ref(), 3);
+        content.ok().map(|content| String::from_utf8(content).unwrap())
+    };
+    for path in ["dir/file", "inside"] {
+        assert_eq!(read(path).as_deref(), Some("yes"), "{path}");
+    }
+    for path in ["outside", "absolute", "pipe", "dir", "absent", "../host/secret"] {
+        assert_eq!(read(path), None, "{path}");
+    }
+    root.write("volume/dir/file", "much");
+    assert_eq!(read("inside"), None, "too long");
 }

@@ -7,17 +7,39 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::observed::ObservedPod;
 use crate::plan::usable_sandbox;
-use crate::spec::{self, ContainerKind};
+use crate::spec::{self, ContainerKind, Gates};
 
-const OWNED: [&str; 5] =
-    ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
+const SANDBOX: &str = "PodReadyToStartContainers";
+const INITIALIZED: &str = "Initialized";
+const READY: &str = "Ready";
+const CONTAINERS_READY: &str = "ContainersReady";
+const SCHEDULED: &str = "PodScheduled";
+const RESTARTING: &str = "AllContainersRestarting";
+/// Told by whoever disrupts the pod, which may be the node.
+const DISRUPTION: &str = "DisruptionTarget";
+const BY_THE_NODE: &str = "TerminationByKubelet";
 
-/// Whether conditions of that type are the node's to tell.
-pub fn is_owned(type_: &str) -> bool {
-    OWNED.contains(&type_)
+/// Whether a condition of that type and reason is the node's to tell.
+pub fn is_owned(type_: &str, reason: Option<&str>) -> bool {
+    match type_ {
+        SANDBOX | INITIALIZED | READY | CONTAINERS_READY | SCHEDULED | RESTARTING => true,
+        DISRUPTION => reason == Some(BY_THE_NODE),
+        _ => false,
+    }
+}
+
+/// Whether the pod was told to start afresh.
+pub(super) fn was_restarting(previous: &PodStatus, gates: Gates) -> bool {
+    gates.restart_all_containers && holds(previous, RESTARTING)
+}
+
+fn holds(status: &PodStatus, type_: &str) -> bool {
+    let mut all = status.conditions.iter().flatten();
+    all.any(|condition| condition.type_ == type_ && condition.status == "True")
 }
 
 /// A condition's say, before it gets its times.
+#[derive(Clone)]
 struct Say {
     holds: bool,
     reason: Option<&'static str>,
@@ -29,52 +51,69 @@ impl Say {
         Self { holds: true, reason: None, message: None }
     }
 
-    fn no(reason: &'static str) -> Self {
-        Self { holds: false, reason: Some(reason), message: None }
+    fn no() -> Self {
+        Self { holds: false, reason: None, message: None }
+    }
+
+    fn because(self, reason: &'static str) -> Self {
+        Self { reason: Some(reason), ..self }
     }
 }
 
 type Statuses<'a> = BTreeMap<&'a str, &'a ContainerStatus>;
 
-/// All conditions, with the transition times of `previous` where nothing changed.
-pub(super) fn conditions(
-    pod: &Pod,
-    pod_spec: &PodSpec,
-    observed: &ObservedPod,
-    statuses: &Statuses<'_>,
-    phase: &str,
-    previous: &PodStatus,
-    now: Timestamp,
-) -> Vec<PodCondition> {
-    let before = previous.conditions.as_deref().unwrap_or_default();
-    let api =
-        pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    let mut all: Vec<PodCondition> =
-        api.iter().filter(|condition| !is_owned(&condition.type_)).cloned().collect();
+/// What the conditions follow from.
+pub(super) struct Says<'a> {
+    pub(super) pod: &'a Pod,
+    pub(super) pod_spec: &'a PodSpec,
+    pub(super) observed: &'a ObservedPod,
+    pub(super) statuses: &'a Statuses<'a>,
+    /// The phase that the pod is in, also if that may not be told yet.
+    pub(super) phase: &'a str,
+    pub(super) previous: &'a PodStatus,
+    /// Whether the pod's containers are being removed to start afresh.
+    pub(super) restarting: bool,
+    /// Why the node ends the pod, if it does so for its own sake.
+    pub(super) disruption: Option<&'a str>,
+    pub(super) gates: Gates,
+    pub(super) now: Timestamp,
+}
 
-    let sandbox = match usable_sandbox(pod, observed) {
-        Some(_) => Say::yes(),
-        None => Say { holds: false, reason: None, message: None },
-    };
-    let containers = containers_ready(pod_spec, statuses, phase);
-    let ready = match containers.holds {
-        true => gates(pod_spec, &all),
-        false => Say { message: containers.message.clone(), ..containers },
-    };
-    let says = [
-        (OWNED[0], sandbox),
-        (OWNED[1], initialized(pod_spec, statuses, phase, before)),
-        (OWNED[2], ready),
-        (OWNED[3], containers),
-        (OWNED[4], Say::yes()),
-    ];
-    all.extend(says.into_iter().map(|(type_, say)| {
+impl Says<'_> {
+    /// All conditions, with the transition times of `previous` where nothing changed.
+    pub(super) fn all(&self) -> Vec<PodCondition> {
+        let api = self.pod.status.as_ref().and_then(|status| status.conditions.as_deref());
+        let is_owned = |c: &PodCondition| is_owned(&c.type_, c.reason.as_deref());
+        let of_others = api.unwrap_or_default().iter().filter(|condition| !is_owned(condition));
+        let mut all: Vec<PodCondition> = of_others.cloned().collect();
+        if let Some(disruption) = self.disruption_target() {
+            all.retain(|condition| condition.type_ != DISRUPTION);
+            all.push(disruption);
+        }
+        all.push(self.condition(SANDBOX, self.sandbox()));
+        all.push(self.condition(INITIALIZED, self.initialized()));
+        let containers = self.containers_ready();
+        let ready = match containers.holds {
+            true => gates(self.pod_spec, &all),
+            false => containers.clone(),
+        };
+        all.push(self.condition(READY, ready));
+        all.push(self.condition(CONTAINERS_READY, containers));
+        all.push(self.condition(SCHEDULED, Say::yes()));
+        if self.gates.restart_all_containers && spec::may_restart_all(self.pod_spec) {
+            let say = self.all_restarting();
+            all.push(PodCondition { observed_generation: None, ..self.condition(RESTARTING, say) });
+        }
+        all
+    }
+
+    fn condition(&self, type_: &str, say: Say) -> PodCondition {
         let status = if say.holds { "True" } else { "False" };
-        let old = before.iter().find(|condition| condition.type_ == type_);
-        let since = old
-            .filter(|old| old.status == status)
+        let mut before = self.previous.conditions.iter().flatten();
+        let since = before
+            .find(|old| old.type_ == type_ && old.status == status)
             .and_then(|old| old.last_transition_time.clone())
-            .unwrap_or_else(|| super::time(now));
+            .unwrap_or_else(|| super::time(self.now));
         PodCondition {
             type_: type_.to_owned(),
             status: status.to_owned(),
@@ -82,63 +121,86 @@ pub(super) fn conditions(
             message: say.message,
             last_transition_time: Some(since),
             last_probe_time: None,
-            observed_generation: pod.metadata.generation,
+            observed_generation: self.pod.metadata.generation,
         }
-    }));
-    all
-}
+    }
 
-fn containers_ready(pod_spec: &PodSpec, statuses: &Statuses<'_>, phase: &str) -> Say {
-    let (mut unknown, mut unready) = (Vec::new(), Vec::new());
-    for (kind, container) in spec::containers(pod_spec) {
-        match (kind, statuses.get(container.name.as_str())) {
-            (ContainerKind::Init, _) => {}
-            (_, None) => unknown.push(container.name.as_str()),
-            (_, Some(status)) if !status.ready => unready.push(container.name.as_str()),
-            _ => {}
+    /// The node's own say, once its verdict is told; after that, what was told stays.
+    fn disruption_target(&self) -> Option<PodCondition> {
+        if let Some(message) = self.disruption {
+            let say = Say { message: Some(message.to_owned()), ..Say::yes() };
+            return Some(self.condition(DISRUPTION, say.because(BY_THE_NODE)));
         }
+        let mut before = self.previous.conditions.iter().flatten();
+        before.find(|c| is_owned(&c.type_, c.reason.as_deref()) && c.type_ == DISRUPTION).cloned()
     }
-    match phase {
-        "Succeeded" if unknown.is_empty() => return Say::no("PodCompleted"),
-        "Failed" => return Say::no("PodFailed"),
-        _ => {}
-    }
-    not_all("ContainersNotReady", &unknown, "unready", &unready).unwrap_or_else(Say::yes)
-}
 
-fn initialized(
-    pod_spec: &PodSpec,
-    statuses: &Statuses<'_>,
-    phase: &str,
-    before: &[PodCondition],
-) -> Say {
-    let (mut unknown, mut incomplete) = (Vec::new(), Vec::new());
-    let mut started = false;
-    for (kind, container) in spec::containers(pod_spec) {
-        let status = statuses.get(container.name.as_str());
-        match (kind, status) {
-            (ContainerKind::Regular, status) => {
-                started |= status.is_some_and(|status| status.started == Some(true));
-            }
-            (_, None) => unknown.push(container.name.as_str()),
-            (ContainerKind::Sidecar, Some(status)) if status.started != Some(true) => {
-                incomplete.push(container.name.as_str());
-            }
-            (ContainerKind::Init, Some(status)) if !status.ready => {
-                incomplete.push(container.name.as_str());
-            }
-            _ => {}
+    fn sandbox(&self) -> Say {
+        match usable_sandbox(self.pod, self.observed) {
+            Some(_) => Say::yes(),
+            None => Say::no(),
         }
     }
-    if phase == "Succeeded" && unknown.is_empty() {
-        return Say { holds: true, reason: Some("PodCompleted"), message: None };
+
+    fn all_restarting(&self) -> Say {
+        match self.phase {
+            "Succeeded" => Say::no().because("PodCompleted"),
+            "Failed" => Say::no().because("PodFailed"),
+            _ if self.restarting => Say {
+                message: Some("container exited with restart policy rule".to_owned()),
+                ..Say::yes().because("RestartAllContainersStarted")
+            },
+            _ => Say::no(),
+        }
     }
-    let was = before.iter().any(|c| c.type_ == "Initialized" && c.status == "True");
-    if started || was {
-        return Say::yes();
+
+    fn containers_ready(&self) -> Say {
+        let (mut unknown, mut unready) = (Vec::new(), Vec::new());
+        for (kind, container) in spec::containers(self.pod_spec) {
+            match (kind, self.statuses.get(container.name.as_str())) {
+                (ContainerKind::Init, _) => {}
+                (_, None) => unknown.push(container.name.as_str()),
+                (_, Some(status)) if !status.ready => unready.push(container.name.as_str()),
+                _ => {}
+            }
+        }
+        match self.phase {
+            "Succeeded" if unknown.is_empty() => Say::no().because("PodCompleted"),
+            "Failed" => Say::no().because("PodFailed"),
+            _ => unless_all("ContainersNotReady", &unknown, "unready", &unready),
+        }
     }
-    not_all("ContainersNotInitialized", &unknown, "incomplete", &incomplete)
-        .unwrap_or_else(Say::yes)
+
+    fn initialized(&self) -> Say {
+        let (mut unknown, mut incomplete) = (Vec::new(), Vec::new());
+        let mut started = false;
+        for (kind, container) in spec::containers(self.pod_spec) {
+            let status = self.statuses.get(container.name.as_str());
+            match (kind, status) {
+                (ContainerKind::Regular, status) => {
+                    started |= status
+                        .and_then(|status| status.state.as_ref())
+                        .is_some_and(|state| state.running.is_some() || state.terminated.is_some());
+                }
+                (_, None) => unknown.push(container.name.as_str()),
+                (ContainerKind::Sidecar, Some(status)) if status.started != Some(true) => {
+                    incomplete.push(container.name.as_str());
+                }
+                (ContainerKind::Init, Some(status)) if !status.ready => {
+                    incomplete.push(container.name.as_str());
+                }
+                _ => {}
+            }
+        }
+        if self.phase == "Succeeded" && unknown.is_empty() {
+            return Say::yes().because("PodCompleted");
+        }
+        // What has been initialized stays so, also while it starts afresh.
+        if started || holds(self.previous, INITIALIZED) {
+            return Say::yes();
+        }
+        unless_all("ContainersNotInitialized", &unknown, "incomplete", &incomplete)
+    }
 }
 
 /// The pod is ready when its containers are and every readiness gate says so.
@@ -163,16 +225,14 @@ fn gates(pod_spec: &PodSpec, conditions: &[PodCondition]) -> Say {
         .collect();
     match shut.is_empty() {
         true => Say::yes(),
-        false => Say { message: Some(shut.join(", ")), ..Say::no("ReadinessGatesNotReady") },
+        false => {
+            Say { message: Some(shut.join(", ")), ..Say::no().because("ReadinessGatesNotReady") }
+        }
     }
 }
 
-fn not_all(
-    reason: &'static str,
-    unknown: &[&str],
-    adjective: &str,
-    others: &[&str],
-) -> Option<Say> {
+/// No for that reason, unless both lists are empty.
+fn unless_all(reason: &'static str, unknown: &[&str], adjective: &str, others: &[&str]) -> Say {
     let mut parts = Vec::new();
     if !unknown.is_empty() {
         parts.push(format!("containers with unknown status: [{}]", unknown.join(" ")));
@@ -180,5 +240,8 @@ fn not_all(
     if !others.is_empty() {
         parts.push(format!("containers with {adjective} status: [{}]", others.join(" ")));
     }
-    (!parts.is_empty()).then(|| Say { message: Some(parts.join(", ")), ..Say::no(reason) })
+    match parts.is_empty() {
+        true => Say::yes(),
+        false => Say { message: Some(parts.join(", ")), ..Say::no().because(reason) },
+    }
 }

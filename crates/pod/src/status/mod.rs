@@ -1,21 +1,24 @@
 //! What is told about a pod: the one function that computes a `PodStatus`.
 //!
-//! Current limitations: probes are not there yet, so a running container counts as started and
-//! ready; resize conditions are not told.
+//! Current limitations: resize conditions and the health of devices are not told; `resources` are
+//! those that were asked for, which differ from what the runtime enforces only during a resize.
 
 mod conditions;
 mod containers;
 mod phase;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::{HostIP, Pod, PodIP, PodStatus};
+use k8s_openapi::api::core::v1::{HostIP, Pod, PodIP, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::observed::{self, ObservedPod};
+use crate::plan::restarts_all;
 use crate::probes::ProbeResults;
-use crate::{qos, spec};
+use crate::spec::Gates;
+use crate::{qos, resources, spec};
 
 pub use conditions::is_owned;
 
@@ -31,12 +34,16 @@ pub struct Context<'a> {
     pub starting: HashSet<String>,
     /// The node's addresses, primary first.
     pub host_ips: &'a [String],
-    /// Whether the pod has come to its end: nothing of it will run again.
+    /// Whether the pod has come to its end: nothing of it runs, or will run again.
     pub terminal: bool,
     /// A phase, reason and message that overrule the computed ones (eviction, admission, deadline).
     pub verdict: Option<Verdict>,
     /// Name of the runtime, as in `containerd://id`.
     pub runtime: &'a str,
+    /// Whether the pod's runtime handler can make mounts read-only to their depths.
+    pub recursive_read_only: bool,
+    /// The feature gates in force.
+    pub gates: Gates,
 }
 
 /// A decision about the pod as a whole.
@@ -48,9 +55,27 @@ pub struct Verdict {
     pub reason: String,
     /// A sentence.
     pub message: String,
+    /// Set if the node ends the pod for its own sake (eviction, preemption, shutdown): what the
+    /// condition `DisruptionTarget` says, with the reason `TerminationByKubelet`.
+    pub disruption: Option<String>,
+}
+
+impl Verdict {
+    /// The pod has failed.
+    pub fn failed(reason: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            phase: "Failed".to_owned(),
+            reason: reason.into(),
+            message: message.into(),
+            disruption: None,
+        }
+    }
 }
 
 /// The status of a pod. `previous` is the status told last; it carries what the runtime forgets.
+///
+/// A final phase is told only once nothing of the pod runs any more, for until then the pod holds
+/// what it was given; its conditions say before that it is over.
 pub fn status(
     pod: &Pod,
     observed: &ObservedPod,
@@ -59,65 +84,115 @@ pub fn status(
     now: Timestamp,
 ) -> PodStatus {
     let Some(pod_spec) = &pod.spec else { return previous.clone() };
-    let mut init = containers::init_statuses(pod, pod_spec, observed, previous, context);
-    let mut regular = containers::regular_statuses(pod, pod_spec, observed, previous, context);
+    let restarting = restarts_all(pod_spec, observed, context.gates);
+    let teller = containers::Teller {
+        pod,
+        pod_spec,
+        observed,
+        context,
+        restarting: restarting || conditions::was_restarting(previous, context.gates),
+    };
+    let mut init = teller.init(previous);
+    let mut regular = teller.regular(previous);
+    let ephemeral = teller.ephemeral(previous);
     if context.terminal {
         containers::close(&mut init, &mut regular);
     }
     let by_name: BTreeMap<&str, _> =
         init.iter().chain(&regular).map(|status| (status.name.as_str(), status)).collect();
 
-    let mut phase = phase::phase(pod, pod_spec, &by_name, context.terminal).to_owned();
     let none = PodStatus::default();
     let api = pod.status.as_ref().unwrap_or(&none);
-    let phase_of = |status: &PodStatus| status.phase.clone().unwrap_or_default();
-    let told = phase_of(previous);
     let end = [previous, api].map(phase_of).into_iter().find(|phase| is_final(phase));
-    let is_over = end.is_some();
-    if let Some(end) = end {
+    let verdict = context.verdict.as_ref().filter(|_| end.is_none());
+    let phase = match (end, verdict) {
         // An end is an end, whoever told it: no observation takes it back.
-        phase = end;
-    } else if context.terminal && !is_final(&phase) && !spec::is_static(pod) {
-        // Others wait for an end, and it was no success.
-        "Failed".clone_into(&mut phase);
-    } else if is_final(&phase) && observed.containers.iter().any(observed::Container::is_running) {
-        // What still runs holds what the pod was given: it is told once that is free.
-        phase = if told.is_empty() { "Pending".to_owned() } else { told };
-    }
-    let teller = [previous, api].into_iter().find(|status| phase_of(status) == phase);
+        (Some(end), _) => end,
+        (None, Some(verdict)) => &verdict.phase,
+        (None, None) => match phase::phase(pod, pod_spec, observed, &by_name, context) {
+            // Others wait for an end, and it was no success.
+            phase if context.terminal && !is_final(phase) && !spec::is_static(pod) => "Failed",
+            phase => phase,
+        },
+    };
+    let held = is_final(phase)
+        && end.is_none()
+        && !context.terminal
+        && observed.containers.iter().any(observed::Container::may_run);
+    let told = match held {
+        true => Some(phase_of(previous)).filter(|told| !told.is_empty()).unwrap_or("Pending"),
+        false => phase,
+    };
+    let teller = [previous, api].into_iter().find(|status| phase_of(status) == told);
     let (mut reason, mut message) =
         teller.map_or((None, None), |status| (status.reason.clone(), status.message.clone()));
-    if let Some(verdict) = &context.verdict
-        && !is_over
-    {
-        phase.clone_from(&verdict.phase);
+    if let (Some(verdict), false) = (verdict, held) {
         reason = Some(verdict.reason.clone());
         message = Some(verdict.message.clone());
     }
 
-    let conditions =
-        conditions::conditions(pod, pod_spec, observed, &by_name, &phase, previous, now);
+    let conditions = conditions::Says {
+        pod,
+        pod_spec,
+        observed,
+        statuses: &by_name,
+        phase,
+        previous,
+        restarting: restarting && !is_final(phase),
+        disruption: verdict.filter(|_| !held).and_then(|verdict| verdict.disruption.as_deref()),
+        gates: context.gates,
+        now,
+    }
+    .all();
     let host_ips = context.host_ips;
     let pod_ips = pod_ips(pod, observed, previous, host_ips);
     PodStatus {
-        phase: Some(phase),
+        phase: Some(told.to_owned()),
         reason,
         message,
         conditions: Some(conditions),
         host_ip: host_ips.first().cloned(),
-        host_ips: some(host_ips.iter().map(|ip| HostIP { ip: ip.clone() }).collect()),
+        host_ips: some(host_ips.iter().take(2).map(|ip| HostIP { ip: ip.clone() }).collect()),
         pod_ip: pod_ips.first().cloned(),
         pod_ips: some(pod_ips.into_iter().map(|ip| PodIP { ip }).collect()),
         start_time: previous.start_time.clone().or(Some(time(now))),
         qos_class: Some(qos::class(pod).as_str().to_owned()),
         init_container_statuses: some(init),
         container_statuses: some(regular),
-        observed_generation: pod.metadata.generation,
-        // Owned by others, or told by later rooms: as they stand.
+        ephemeral_container_statuses: some(ephemeral),
+        observed_generation: pod.metadata.generation.max(previous.observed_generation),
+        // Owned by others: as they stand.
         nominated_node_name: api.nominated_node_name.clone(),
-        ephemeral_container_statuses: previous.ephemeral_container_statuses.clone(),
         resource_claim_statuses: api.resource_claim_statuses.clone(),
-        ..PodStatus::default()
+        extended_resource_claim_status: api.extended_resource_claim_status.clone(),
+        node_allocatable_resource_claim_statuses: api
+            .node_allocatable_resource_claim_statuses
+            .clone(),
+        resources: Some(resources::told(pod_spec, told == "Running")),
+        allocated_resources: Some(resources::requests(pod_spec)).filter(|list| !list.is_empty()),
+        resize: None,
+    }
+}
+
+/// The status of a pod that the node does not take in.
+pub fn rejected(pod: &Pod, verdict: &Verdict, now: Timestamp) -> PodStatus {
+    let told = pod.status.clone().unwrap_or_default();
+    PodStatus {
+        phase: Some(verdict.phase.clone()),
+        reason: Some(verdict.reason.clone()),
+        message: Some(format!("Pod was rejected: {}", verdict.message)),
+        qos_class: Some(qos::class(pod).as_str().to_owned()),
+        start_time: told.start_time.clone().or(Some(time(now))),
+        observed_generation: pod.metadata.generation,
+        ..told
+    }
+}
+
+/// The reason for which containers wait that have yet to be tried.
+pub fn first_wait(pod_spec: &PodSpec) -> &'static str {
+    match spec::init_containers(pod_spec).is_empty() {
+        true => "ContainerCreating",
+        false => "PodInitializing",
     }
 }
 
@@ -126,6 +201,11 @@ pub fn is_final(phase: &str) -> bool {
     matches!(phase, "Succeeded" | "Failed")
 }
 
+fn phase_of(status: &PodStatus) -> &str {
+    status.phase.as_deref().unwrap_or_default()
+}
+
+/// The pod's addresses: the first of the node's primary family, then the first of the other one.
 fn pod_ips(
     pod: &Pod,
     observed: &ObservedPod,
@@ -133,16 +213,18 @@ fn pod_ips(
     host_ips: &[String],
 ) -> Vec<String> {
     if spec::host_network(pod) {
-        return match observed.sandboxes.is_empty() {
-            true => Vec::new(),
-            false => host_ips.to_vec(),
-        };
+        return host_ips.iter().take(2).cloned().collect();
     }
-    match observed.sandboxes.first() {
-        Some(sandbox) if sandbox.ready => sandbox.ips.clone(),
+    let ips = match observed.sandboxes.first() {
+        Some(sandbox) if sandbox.ready && !sandbox.ips.is_empty() => &sandbox.ips,
         // A stopped sandbox has given its addresses back, but the last ones stay told.
-        _ => previous.pod_ips.iter().flatten().map(|ip| ip.ip.clone()).collect(),
-    }
+        _ => return previous.pod_ips.iter().flatten().map(|ip| ip.ip.clone()).collect(),
+    };
+    let ips: Vec<IpAddr> = ips.iter().filter_map(|ip| ip.parse().ok()).collect();
+    let primary = host_ips.first().and_then(|ip| ip.parse().ok());
+    let is_six = primary.is_some_and(|ip: IpAddr| ip.is_ipv6());
+    let first_of = |six| ips.iter().find(|ip| ip.is_ipv6() == six).map(IpAddr::to_string);
+    first_of(is_six).into_iter().chain(first_of(!is_six)).collect()
 }
 
 /// A time as the API keeps it: whole seconds. A finer one would differ from itself after a restart.

@@ -2,61 +2,66 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodSpec,
+};
 
+use super::Context;
+use super::containers::RESTARTING_ALL;
+use crate::observed::ObservedPod;
 use crate::spec::{self, ContainerKind};
 
 /// How far a container has come.
-enum Progress {
+enum Progress<'a> {
     Unknown,
     Waiting,
     Running {
         started: bool,
     },
-    /// Ended, or waiting to run again.
-    Ended {
-        exit_code: i32,
-    },
+    /// It has ended.
+    Ended(&'a ContainerStateTerminated),
+    /// It has ended, and waits to run again.
+    Again(&'a ContainerStateTerminated),
 }
 
-fn progress(status: Option<&&ContainerStatus>) -> Progress {
+fn progress<'a>(status: Option<&&'a ContainerStatus>) -> Progress<'a> {
     let Some(status) = status else { return Progress::Unknown };
-    let terminated = |state: &Option<k8s_openapi::api::core::v1::ContainerState>| {
-        state.as_ref().and_then(|state| state.terminated.as_ref()).map(|ended| ended.exit_code)
-    };
     let Some(state) = &status.state else { return Progress::Unknown };
+    let end = |state: &'a ContainerState| state.terminated.as_ref();
     if state.running.is_some() {
         return Progress::Running { started: status.started.unwrap_or(false) };
     }
-    if let Some(exit_code) = terminated(&status.state) {
-        return Progress::Ended { exit_code };
+    if let Some(end) = end(state) {
+        return Progress::Ended(end);
     }
-    match (state.waiting.is_some(), terminated(&status.last_state)) {
-        (true, Some(exit_code)) => Progress::Ended { exit_code },
+    match (state.waiting.is_some(), status.last_state.as_ref().and_then(end)) {
+        (true, Some(end)) => Progress::Again(end),
         (true, None) => Progress::Waiting,
         (false, _) => Progress::Unknown,
     }
 }
 
-/// The phase. `terminal` says that nothing of the pod will run again.
+/// The phase. Terminal is a pod of which nothing will run again.
 pub(super) fn phase(
     pod: &Pod,
     pod_spec: &PodSpec,
+    observed: &ObservedPod,
     statuses: &BTreeMap<&str, &ContainerStatus>,
-    terminal: bool,
+    context: &Context<'_>,
 ) -> &'static str {
     let of = |container: &Container| progress(statuses.get(container.name.as_str()));
     let (mut pending_init, mut pending_sidecars, mut failed_init) = (0, 0, 0);
     let (mut unknown, mut running, mut waiting) = (0, 0, 0);
-    let (mut ended, mut ended_for_good, mut succeeded, mut initialized) = (0, 0, 0, false);
+    let (mut ended, mut ended_for_good, mut succeeded) = (0, 0, 0);
 
     for (kind, container) in spec::containers(pod_spec) {
+        let for_good = |end: &ContainerStateTerminated| {
+            end.reason.as_deref() != Some(RESTARTING_ALL)
+                && !spec::restarts(pod_spec, kind, container, end.exit_code, context.gates)
+        };
         match (kind, of(container)) {
-            (ContainerKind::Init, Progress::Ended { exit_code: 0 }) => {}
-            (ContainerKind::Init, Progress::Ended { exit_code }) => {
-                if !spec::restarts(pod_spec, kind, container, exit_code) {
-                    failed_init += 1;
-                }
+            (ContainerKind::Init, Progress::Ended(end) | Progress::Again(end)) => {
+                failed_init += usize::from(end.exit_code != 0 && for_good(end));
             }
             (ContainerKind::Init, _) => pending_init += 1,
             (ContainerKind::Sidecar, Progress::Running { started }) => {
@@ -64,7 +69,7 @@ pub(super) fn phase(
                 pending_sidecars += usize::from(!started);
             }
             // A sidecar that has ended has no say in the phase.
-            (ContainerKind::Sidecar, Progress::Ended { .. }) => {}
+            (ContainerKind::Sidecar, Progress::Ended(_) | Progress::Again(_)) => {}
             (ContainerKind::Sidecar, Progress::Waiting) => {
                 pending_sidecars += 1;
                 waiting += 1;
@@ -73,16 +78,16 @@ pub(super) fn phase(
                 pending_sidecars += 1;
                 unknown += 1;
             }
-            (ContainerKind::Regular, Progress::Running { .. }) => {
-                running += 1;
-                initialized = true;
-            }
-            (ContainerKind::Regular, Progress::Ended { exit_code }) => {
-                initialized = true;
+            (ContainerKind::Regular, Progress::Running { .. }) => running += 1,
+            (ContainerKind::Regular, Progress::Ended(end)) => {
                 ended += 1;
-                succeeded += usize::from(exit_code == 0);
-                ended_for_good +=
-                    usize::from(!spec::restarts(pod_spec, kind, container, exit_code));
+                succeeded += usize::from(end.exit_code == 0);
+                ended_for_good += usize::from(for_good(end));
+            }
+            // A success that is to be repeated is none.
+            (ContainerKind::Regular, Progress::Again(end)) => {
+                ended += 1;
+                ended_for_good += usize::from(for_good(end));
             }
             (ContainerKind::Regular, Progress::Waiting) => waiting += 1,
             (ContainerKind::Regular, Progress::Unknown) => unknown += 1,
@@ -91,15 +96,17 @@ pub(super) fn phase(
         }
     }
 
+    // Sidecars that start again do not take a pod back that has been initialized.
+    let pending_sidecars = pending_sidecars > 0 && !is_initialized(pod_spec, observed);
     let verdict = if succeeded == ended { "Succeeded" } else { "Failed" };
     if failed_init > 0 {
         "Failed"
-    } else if pending_init > 0 || (pending_sidecars > 0 && !initialized) || waiting > 0 {
+    } else if pending_init > 0 || pending_sidecars || waiting > 0 {
         "Pending"
     } else if running > 0 && unknown == 0 {
         "Running"
     } else if ended > 0 && unknown == 0 {
-        match terminal && !spec::is_static(pod) {
+        match context.terminal && !spec::is_static(pod) {
             true => verdict,
             // At least one of them is about to run again.
             false if ended != ended_for_good => "Running",
@@ -108,4 +115,13 @@ pub(super) fn phase(
     } else {
         "Pending"
     }
+}
+
+/// Whether a regular container has come to be in the sandbox that stands.
+fn is_initialized(pod_spec: &PodSpec, observed: &ObservedPod) -> bool {
+    let sandbox = observed.sandboxes.first().filter(|sandbox| sandbox.ready);
+    sandbox.is_some_and(|sandbox| {
+        let mut here = observed.containers.iter().filter(|run| run.sandbox_id == sandbox.id);
+        here.any(|run| pod_spec.containers.iter().any(|container| container.name == run.name))
+    })
 }

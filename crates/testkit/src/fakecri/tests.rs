@@ -7,8 +7,11 @@ use futures::{StreamExt, pin_mut, stream};
 use longshore_cri::v1::image_service_server::ImageService;
 use longshore_cri::v1::runtime_service_server::RuntimeService;
 use longshore_cri::v1::{
-    ContainerEventResponse, GetEventsRequest, ImageFsInfoRequest, ImageFsInfoResponse,
-    StartContainerRequest, StartContainerResponse, VersionRequest, VersionResponse,
+    ContainerConfig, ContainerEventResponse, ContainerMetadata, CreateContainerRequest,
+    CreateContainerResponse, GetEventsRequest, ImageFsInfoRequest, ImageFsInfoResponse,
+    PodSandboxConfig, PodSandboxMetadata, RunPodSandboxRequest, RunPodSandboxResponse,
+    StartContainerRequest, StartContainerResponse, StopPodSandboxRequest, StopPodSandboxResponse,
+    VersionRequest, VersionResponse,
 };
 use longshore_cri::{Options, Runtime};
 use tempfile::TempDir;
@@ -37,6 +40,31 @@ impl RuntimeService for Real {
             runtime_version: one(),
             runtime_api_version: one(),
         }))
+    }
+
+    async fn run_pod_sandbox(
+        &self,
+        request: tonic::Request<RunPodSandboxRequest>,
+    ) -> Result<tonic::Response<RunPodSandboxResponse>, Status> {
+        let pod = request.into_inner().config.unwrap().metadata.unwrap().name;
+        Ok(tonic::Response::new(RunPodSandboxResponse { pod_sandbox_id: format!("{pod}-id") }))
+    }
+
+    async fn stop_pod_sandbox(
+        &self,
+        _: tonic::Request<StopPodSandboxRequest>,
+    ) -> Result<tonic::Response<StopPodSandboxResponse>, Status> {
+        Ok(tonic::Response::new(StopPodSandboxResponse {}))
+    }
+
+    async fn create_container(
+        &self,
+        request: tonic::Request<CreateContainerRequest>,
+    ) -> Result<tonic::Response<CreateContainerResponse>, Status> {
+        let CreateContainerRequest { pod_sandbox_id, config, .. } = request.into_inner();
+        let name = config.unwrap().metadata.unwrap().name;
+        let container_id = format!("{pod_sandbox_id}-{name}");
+        Ok(tonic::Response::new(CreateContainerResponse { container_id }))
     }
 
     async fn start_container(
@@ -230,4 +258,53 @@ async fn a_runtime_that_goes_is_unavailable_and_found_when_back() {
     drop(bench.proxy);
     assert!(!socket.exists());
     assert!(bench.client.version().await.unwrap_err().is_unavailable());
+}
+
+#[tokio::test]
+async fn a_fault_is_for_the_calls_about_one_pod_or_container() {
+    let bench = Bench::new();
+    let full = |text: &str| Fault::Error(Code::Internal, text.to_owned());
+    bench.proxy.inject("StartContainer", full("all"));
+    let ill = || Calls::of("StartContainer").about("ill");
+    bench.proxy.inject(ill(), full("pod"));
+    bench.proxy.inject(ill().in_container("two"), Fault::HangReply);
+    bench.proxy.inject(Calls::of(ANY_METHOD).about("other"), full("any"));
+    let mut ids = Vec::new();
+    for pod in ["ill", "well", "other"] {
+        let metadata = PodSandboxMetadata { name: pod.to_owned(), ..Default::default() };
+        let config = PodSandboxConfig { metadata: Some(metadata), ..Default::default() };
+        let sandbox = bench.client.run_pod_sandbox(config.clone(), "").await;
+        if pod == "other" {
+            assert!(sandbox.unwrap_err().to_string().contains("any"));
+            continue;
+        }
+        let sandbox = sandbox.unwrap();
+        for name in ["one", "two"] {
+            let metadata = ContainerMetadata { name: name.to_owned(), ..Default::default() };
+            let of = ContainerConfig { metadata: Some(metadata), ..Default::default() };
+            let id = bench.client.create_container(&sandbox, of, config.clone()).await.unwrap();
+            ids.push(id);
+        }
+        bench.client.stop_pod_sandbox(&sandbox).await.unwrap();
+    }
+    for (id, expected) in [("ill-id-one", "pod"), ("well-id-one", "all"), ("else", "all")] {
+        let error = bench.client.start_container(id).await.unwrap_err().to_string();
+        assert!(error.contains(expected), "{id}: {error}");
+    }
+    assert_eq!(ids[1], "ill-id-two");
+    let held = ill().in_container("two");
+    assert_eq!(bench.proxy.unmet(), std::slice::from_ref(&held));
+    let client = bench.client.clone();
+    let start = tokio::spawn(async move { client.start_container("ill-id-two").await });
+    wait_until(SOON, "an answer is held", async || match bench.proxy.unmet() {
+        unmet if unmet.is_empty() => Ok(()),
+        unmet => Err(format!("{unmet:?}")),
+    })
+    .await
+    .unwrap();
+    assert_eq!(bench.started(), 1);
+    bench.proxy.release(held);
+    start.await.unwrap().unwrap();
+    bench.proxy.release_all();
+    bench.client.start_container("ill-id-one").await.unwrap();
 }

@@ -205,6 +205,14 @@ fn transitions(
 }
 
 fn may_restart(spec: &Value, container: Option<&Value>, exit_code: &Value) -> bool {
+    // one container's end may have all of them run again
+    let mut all = items(&spec["containers"]).iter().chain(items(&spec["initContainers"]));
+    let rules = |c: &Value| {
+        items(&c["restartPolicyRules"]).iter().any(|rule| rule["action"] == "RestartAllContainers")
+    };
+    if all.any(rules) {
+        return true;
+    }
     let own = container.map_or(&Value::Null, |c| &c["restartPolicy"]);
     // a rule may restart where the policy would not
     if container.is_some_and(|c| !is_zero(&c["restartPolicyRules"])) {

@@ -1,5 +1,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod conditions;
+mod containers;
+mod phase;
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -33,6 +37,8 @@ fn run(name: &str, restart_count: u32, state: State) -> Container {
         image: "busybox:latest".to_owned(),
         image_ref: "sha256:1".to_owned(),
         log_path: String::new(),
+        user: None,
+        stop_signal: None,
         state,
     }
 }
@@ -283,15 +289,23 @@ fn a_gate_that_nobody_opened_keeps_the_pod_unready() {
 }
 
 #[test]
-fn a_verdict_overrules_until_the_end() {
+fn a_verdict_is_told_once_nothing_runs_and_its_conditions_before() {
     let pod = one_container("Always");
+    let ran = tell(&pod, &seen(vec![run("c", 0, running())]), &PodStatus::default(), &[]);
     let verdict =
-        Verdict { phase: "Failed".into(), reason: "Evicted".into(), message: "full".into() };
+        Verdict { disruption: Some("low on memory".into()), ..Verdict::failed("Evicted", "full") };
     let context = Context { verdict: Some(verdict), ..Context::default() };
-    let observed = seen(vec![run("c", 0, running())]);
-    let status = status(&pod, &observed, &PodStatus::default(), &context, at(1));
-    assert_eq!((phase(&status), status.reason.as_deref()), ("Failed", Some("Evicted")));
-    assert_eq!(condition(&status, "Ready"), ("False", "PodFailed"));
+    let ending = status(&pod, &seen(vec![run("c", 0, running())]), &ran, &context, at(1));
+    assert_eq!((phase(&ending), ending.reason.as_deref()), ("Running", None), "it holds resources");
+    assert_eq!(condition(&ending, "Ready"), ("False", "PodFailed"));
+    assert!(!ending.conditions.iter().flatten().any(|c| c.type_ == "DisruptionTarget"));
+
+    let over = status(&pod, &seen(vec![run("c", 0, exited(0))]), &ending, &context, at(2));
+    assert_eq!((phase(&over), over.reason.as_deref()), ("Failed", Some("Evicted")));
+    assert_eq!(condition(&over, "DisruptionTarget"), ("True", "TerminationByKubelet"));
+    let later = status(&pod, &seen(vec![]), &over, &Context::default(), at(3));
+    assert_eq!((phase(&later), later.reason.as_deref()), ("Failed", Some("Evicted")));
+    assert_eq!(condition(&later, "DisruptionTarget"), ("True", "TerminationByKubelet"), "it stays");
 }
 
 fn any_state() -> impl Strategy<Value = State> {
@@ -303,7 +317,58 @@ fn any_state() -> impl Strategy<Value = State> {
     ]
 }
 
+/// A pod with two init containers (one a sidecar), two regular ones and a guest.
+fn crowded(policy: &str) -> Pod {
+    pod(json!({
+        "restartPolicy": policy,
+        "initContainers": [
+            {"name": "i", "image": "b"}, {"name": "s", "image": "b", "restartPolicy": "Always"},
+        ],
+        "containers": [{"name": "d", "image": "b"}, {"name": "c", "image": "b"}],
+        "ephemeralContainers": [{"name": "e", "image": "b"}],
+    }))
+}
+
+fn any_runs() -> impl Strategy<Value = Vec<Container>> {
+    let runs = prop::collection::vec(("[iscdex]", 0u32..3, any_state()), 0..6);
+    runs.prop_map(|runs| {
+        runs.into_iter().map(|(name, count, state)| run(&name, count, state)).collect()
+    })
+}
+
 proptest! {
+    #[test]
+    fn an_end_is_an_end_and_every_container_has_one_status(
+        policy in "(Always|OnFailure|Never)",
+        steps in prop::collection::vec((any_runs(), any::<bool>(), any::<bool>()), 1..5),
+    ) {
+        let pod = crowded(&policy);
+        let verdict = Verdict::failed("Evicted", "why");
+        let mut previous = PodStatus::default();
+        for (runs, terminal, decided) in steps {
+            let verdict = decided.then(|| verdict.clone());
+            let context = Context { terminal, verdict, ..Context::default() };
+            let told = status(&pod, &seen(runs.clone()), &previous, &context, at(9));
+            if is_final(previous.phase.as_deref().unwrap_or_default()) {
+                prop_assert_eq!(&told.phase, &previous.phase);
+                prop_assert_eq!(&told.reason, &previous.reason);
+            } else if is_final(phase(&told)) {
+                prop_assert!(terminal || !runs.iter().any(Container::may_run));
+            }
+            prop_assert!(!terminal || is_final(phase(&told)));
+            let names = |list: &Option<Vec<_>>| -> Vec<String> {
+                let list: &[k8s_openapi::api::core::v1::ContainerStatus] = list.as_deref().unwrap();
+                list.iter().map(|status| status.name.clone()).collect()
+            };
+            prop_assert_eq!(names(&told.init_container_statuses), ["i", "s"]);
+            prop_assert_eq!(names(&told.container_statuses), ["c", "d"]);
+            prop_assert_eq!(names(&told.ephemeral_container_statuses), ["e"]);
+            let ready = condition(&told, "Ready").0 == "True";
+            prop_assert!(!ready || phase(&told) == "Running");
+            previous = told;
+        }
+    }
+
     #[test]
     fn telling_twice_changes_nothing(
         policy in "(Always|OnFailure|Never)",

@@ -1,10 +1,17 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod probes;
+mod reset;
+mod rules;
+
+use std::sync::LazyLock;
+
 use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
 use crate::backoff::{RESTART_BASE, RESTART_MAX};
+use crate::observed::{self, State};
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + seconds).unwrap()
@@ -53,6 +60,8 @@ fn run(name: &str, sandbox: u32, restart_count: u32, state: State) -> observed::
         image: "i".to_owned(),
         image_ref: "sha256:i".to_owned(),
         log_path: String::new(),
+        user: None,
+        stop_signal: None,
         state,
     }
 }
@@ -83,8 +92,17 @@ fn observed(sandboxes: Vec<Sandbox>, containers: Vec<observed::Container>) -> Ob
     }
 }
 
+fn inputs<'a>(
+    probes: &'a ProbeResults,
+    backoff: &'a Backoff<BackoffKey>,
+    now: Timestamp,
+) -> Inputs<'a> {
+    static NOBODY: LazyLock<HashSet<String>> = LazyLock::new(HashSet::new);
+    Inputs { probes, starting: &NOBODY, backoff, now, gates: Gates::default() }
+}
+
 fn planned(pod: &Pod, seen: &ObservedPod, backoff: &Backoff<BackoffKey>, now: Timestamp) -> Plan {
-    plan(pod, seen, Inputs { probes: <&ProbeResults>::default(), backoff, now })
+    plan(pod, seen, inputs(<&ProbeResults>::default(), backoff, now))
 }
 
 fn no_delays() -> Backoff<BackoffKey> {
@@ -152,6 +170,15 @@ fn a_container_that_never_ran_is_still_to_run_after_its_sandbox_was_lost() {
 }
 
 #[test]
+fn what_was_made_and_never_started_does_not_count_as_a_run() {
+    for count in [0, 3] {
+        let made = run("a", 0, count, State::Created);
+        let seen = observed(vec![sandbox(0, true)], vec![made]);
+        assert_eq!(steps(&pod("Never", &["a"]), &seen), [format!("start a {count}")]);
+    }
+}
+
+#[test]
 fn counts_of_the_runtime_cannot_overflow() {
     let seen = observed(vec![sandbox(u32::MAX, false)], vec![]);
     assert_eq!(steps(&pod("Always", &["a"]), &seen), ["sandbox 4294967295"]);
@@ -173,7 +200,7 @@ fn a_container_that_fails_again_waits_longer() {
     let pod = pod("Always", &["a"]);
     let key = backoff_key(&pod.spec.as_ref().unwrap().containers[0]);
     let mut delays = no_delays();
-    delays.next(&key, at(0));
+    delays.next(&key, at(0), at(0));
     let seen = observed(vec![sandbox(0, true)], vec![run("a", 0, 1, exited(1))]);
     let early = planned(&pod, &seen, &delays, at(15));
     assert_eq!(short(&early), ["wait a"]);
@@ -201,7 +228,84 @@ fn a_failed_init_container_of_a_pod_that_never_restarts_ends_it() {
     let seen = observed(vec![sandbox(0, true)], vec![run("i", 0, 0, exited(1))]);
     assert_eq!(steps(&pod("Never", &["init:i", "a"]), &seen), ["stop"]);
     let seen = observed(vec![sandbox(0, false)], vec![run("i", 0, 0, exited(1))]);
-    assert!(steps(&pod("Never", &["init:i", "a"]), &seen).is_empty(), "and stays ended");
+    assert_eq!(steps(&pod("Never", &["init:i", "a"]), &seen), ["stop"], "and stays ended");
+}
+
+#[test]
+fn an_init_container_whose_end_is_not_known_runs_again_if_it_may() {
+    let seen = observed(vec![sandbox(0, true)], vec![run("i", 0, 0, State::Unknown)]);
+    for (policy, expected) in [
+        ("Always", vec!["kill i", "start i 1"]),
+        ("OnFailure", vec!["kill i", "start i 1"]),
+        ("Never", vec!["stop"]),
+    ] {
+        assert_eq!(steps(&pod(policy, &["init:i", "a"]), &seen), expected, "{policy}");
+    }
+}
+
+#[test]
+fn an_init_container_that_ran_out_of_memory_has_not_succeeded() {
+    let mut killed = run("i", 0, 0, exited(0));
+    if let State::Exited { reason, .. } = &mut killed.state {
+        "OOMKilled".clone_into(reason);
+    }
+    let seen = observed(vec![sandbox(0, true)], vec![killed]);
+    assert_eq!(steps(&pod("Always", &["init:i", "a"]), &seen), ["start i 1"]);
+}
+
+#[test]
+fn sidecars_are_started_again_whatever_the_pod_is_at() {
+    let pod = pod("Never", &["sidecar:s", "init:i", "sidecar:t", "a"]);
+    let with =
+        |runs: Vec<observed::Container>| steps(&pod, &observed(vec![sandbox(0, true)], runs));
+    let up = |name| run(name, 0, 0, running());
+    let done = |name| run(name, 0, 0, exited(0));
+    // While a later init container runs.
+    assert_eq!(with(vec![done("s"), up("i")]), ["start s 1"]);
+    // The runtime may have forgotten it.
+    assert_eq!(with(vec![up("i")]), ["start s new"]);
+    assert_eq!(with(vec![done("i")]), ["start s new", "start t new"]);
+    // The next one waits for the last one only.
+    assert_eq!(with(vec![done("s"), done("i"), up("t")]), ["start s 1", "start a new"]);
+    assert_eq!(with(vec![up("s"), done("i"), done("t")]), ["start t 1"]);
+    assert_eq!(with(vec![done("t"), up("a")]), ["start s new", "start t 1"]);
+    // It may run, so it is stopped first.
+    let unknown = run("t", 0, 0, State::Unknown);
+    assert_eq!(with(vec![up("s"), unknown, up("a")]), ["kill t", "start t 1"]);
+    assert_eq!(with(vec![up("s"), up("t"), done("a")]), ["stop"]);
+}
+
+#[test]
+fn what_runs_in_an_earlier_sandbox_is_stopped_first() {
+    let seen = observed(vec![sandbox(1, true), sandbox(0, false)], vec![run("a", 0, 0, running())]);
+    assert_eq!(steps(&pod("Always", &["a"]), &seen), ["kill a", "start a 1"]);
+}
+
+#[test]
+fn guests_start_once() {
+    let mut pod = pod("Never", &["init:i", "a"]);
+    pod.spec.as_mut().unwrap().ephemeral_containers =
+        serde_json::from_value(json!([{"name": "e", "image": "i"}, {"name": "f", "image": "i"}]))
+            .unwrap();
+    let with = |runs: Vec<observed::Container>| observed(vec![sandbox(0, true)], runs);
+    let up = |name| run(name, 0, 0, running());
+    assert_eq!(steps(&pod, &with(vec![])), ["start e new", "start f new", "start i new"]);
+    for state in [running(), exited(1), State::Unknown] {
+        let seen = with(vec![run("e", 0, 0, state), up("f"), up("i")]);
+        assert!(steps(&pod, &seen).is_empty(), "never again");
+    }
+    let made = run("e", 0, 0, State::Created);
+    assert_eq!(steps(&pod, &with(vec![made, up("f"), up("i")])), ["start e 0"]);
+    let over = with(vec![up("e"), up("f"), run("a", 0, 0, exited(0))]);
+    assert_eq!(steps(&pod, &over), ["stop"], "they do not keep a pod alive");
+    assert_eq!(steps(&pod, &observed(vec![], vec![])), ["sandbox 0"]);
+
+    let told = json!({"ephemeralContainerStatuses": [{
+        "name": "e", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+        "containerID": "containerd://gone",
+    }]});
+    pod.status = serde_json::from_value(told).unwrap();
+    assert_eq!(steps(&pod, &with(vec![up("i")])), ["start f new"], "the runtime forgot e");
 }
 
 #[test]
@@ -243,8 +347,16 @@ fn a_lost_sandbox_is_made_again_if_there_is_work_left() {
     let lost = |state| observed(vec![sandbox(2, false)], vec![run("a", 2, 0, state)]);
     assert_eq!(steps(&pod("Always", &["a"]), &lost(exited(0))), ["sandbox 3"]);
     assert_eq!(steps(&pod("OnFailure", &["a"]), &lost(exited(137))), ["sandbox 3"]);
-    assert!(steps(&pod("OnFailure", &["a"]), &lost(exited(0))).is_empty());
-    assert!(steps(&pod("Never", &["a"]), &lost(exited(137))).is_empty());
+    assert_eq!(steps(&pod("OnFailure", &["a"]), &lost(exited(0))), ["stop"]);
+    assert_eq!(steps(&pod("Never", &["a"]), &lost(exited(137))), ["stop"]);
+    assert_eq!(steps(&pod("Never", &["a"]), &lost(running())), ["stop"]);
+    // A pod that never restarts does not begin anew because some of it has yet to run.
+    assert_eq!(steps(&pod("Never", &["a", "b"]), &lost(exited(0))), ["stop"]);
+    assert_eq!(steps(&pod("OnFailure", &["a", "b"]), &lost(exited(0))), ["sandbox 3"]);
+    assert_eq!(steps(&pod("Never", &["a"]), &lost(State::Created)), ["sandbox 3"]);
+    let initialized = observed(vec![sandbox(2, false)], vec![run("i", 2, 0, exited(0))]);
+    assert_eq!(steps(&pod("Never", &["init:i", "a"]), &initialized), ["stop"]);
+    assert_eq!(steps(&pod("OnFailure", &["init:i", "a"]), &initialized), ["sandbox 3"]);
     let two = observed(vec![sandbox(1, true), sandbox(0, true)], vec![]);
     assert_eq!(steps(&pod("Always", &["a"]), &two), ["sandbox 2"], "only one may stand");
     let mut unreachable = sandbox(0, true);
@@ -315,6 +427,7 @@ fn carried_out(plan: &Plan, mut seen: ObservedPod) -> ObservedPod {
     for start in &plan.start {
         let attempt = seen.sandboxes[0].attempt;
         let started = run(&start.name, attempt, start.restart_count.unwrap_or(0), running());
+        seen.containers.retain(|run| run.name != start.name || run.state != State::Created);
         seen.containers.insert(0, started);
     }
     seen
@@ -327,6 +440,9 @@ proptest! {
         // Init containers that run are taken to succeed, so that the pod gets on.
         for _ in 0..30 {
             let next = planned(&pod, &seen, &no_delays(), at(20));
+            if next.sandbox == SandboxStep::Stop && !seen.is_active() {
+                return Ok(()); // it is over
+            }
             if next.is_idle() {
                 let init = spec::containers(pod.spec.as_ref().unwrap())
                     .filter(|(kind, _)| *kind == ContainerKind::Init)
@@ -348,16 +464,48 @@ proptest! {
     #[test]
     fn what_runs_as_it_should_is_never_touched(pod in any_pod(), seen in any_observation()) {
         let next = planned(&pod, &seen, &no_delays(), at(20));
-        if next.sandbox == SandboxStep::Keep {
-            // Every hash fits.
-            for kill in &next.kill {
-                let run = seen.containers.iter().find(|run| run.id == kill.id);
-                prop_assert_eq!(run.map(|run| &run.state), Some(&State::Unknown));
-            }
-            for start in &next.start {
-                let newest = seen.newest(&start.name);
-                let here = seen.sandboxes.first().map(|sandbox| sandbox.id.as_str());
-                prop_assert!(!newest.is_some_and(|run| run.is_running() && Some(run.sandbox_id.as_str()) == here));
+        let here = seen.sandboxes.first().map(|sandbox| sandbox.id.clone());
+        for kill in &next.kill {
+            // Every hash fits, and no probe fails.
+            let run = seen.containers.iter().find(|run| run.id == kill.id).unwrap();
+            prop_assert!(run.state == State::Unknown || Some(&run.sandbox_id) != here.as_ref());
+        }
+    }
+
+    #[test]
+    fn what_is_killed_and_started_is_the_pods_own(
+        pod in any_pod(),
+        seen in any_observation(),
+        failing in "[ijstabc][0-2]",
+    ) {
+        let mut probes = ProbeResults::default();
+        probes.set(&failing, crate::probes::ProbeKind::Liveness, crate::probes::Finding::Failure);
+        let mut pod = pod;
+        let probe = || Some(k8s_openapi::api::core::v1::Probe::default());
+        let spec = pod.spec.as_mut().unwrap();
+        let all = spec.init_containers.iter_mut().flatten().chain(&mut spec.containers);
+        all.for_each(|container| container.liveness_probe = probe());
+        let next = plan(&pod, &seen, inputs(&probes, &no_delays(), at(20)));
+        for kill in &next.kill {
+            prop_assert!(spec::container(&pod, &kill.name).is_some());
+            let newest = seen.newest(&kill.name).map(|run| &run.id);
+            prop_assert_eq!(newest, Some(&kill.id), "what has ended is history");
+        }
+        let planned = next.start.iter().map(|start| &start.name);
+        for name in planned.chain(next.waiting.iter().map(|waiting| &waiting.name)) {
+            prop_assert!(spec::container(&pod, name).is_some());
+        }
+        prop_assert!(next.sandbox == SandboxStep::Keep || next.kill.is_empty() && next.start.is_empty());
+    }
+
+    #[test]
+    fn no_container_runs_twice_at_once(pod in any_pod(), seen in any_observation()) {
+        let next = planned(&pod, &seen, &no_delays(), at(20));
+        let mut started = std::collections::HashSet::new();
+        for start in &next.start {
+            prop_assert!(started.insert(&start.name), "started once a plan");
+            if let Some(newest) = seen.newest(&start.name).filter(|run| run.may_run()) {
+                prop_assert!(next.kill.iter().any(|kill| kill.id == newest.id));
             }
         }
     }

@@ -1,0 +1,82 @@
+//! The init phase: init containers and sidecars start one after the other, and sidecars are kept
+//! running ever after.
+
+use k8s_openapi::api::core::v1::Container;
+
+use super::containers::{InitPhase, Step};
+use super::{Plan, Planner};
+use crate::observed::{self, Sandbox, State};
+use crate::spec::{self, ContainerKind};
+
+impl Planner<'_> {
+    /// Adds the steps of the init phase, and those for sidecars after it.
+    ///
+    /// How far the phase has come is seen from the last container that has a record: the runtime
+    /// may have forgotten the ones before it.
+    pub(super) fn init_containers(&self, sandbox: &Sandbox, plan: &mut Plan) -> InitPhase {
+        let containers = spec::init_containers(self.spec);
+        let seen = |container: &Container| self.current(sandbox, &container.name).is_some();
+        let initialized = self.spec.containers.iter().any(seen);
+        let reached = match initialized {
+            true => containers.len(),
+            false => containers.iter().rposition(seen).unwrap_or(0),
+        };
+        for container in containers[..reached].iter().filter(|c| spec::is_sidecar(c)) {
+            let step = self.step(sandbox, ContainerKind::Sidecar, container);
+            self.apply(step, ContainerKind::Sidecar, container, plan);
+        }
+        let Some(container) = containers.get(reached) else { return InitPhase::Done };
+        let kind = spec::kind_of_init(container);
+        let passed = match self.current(sandbox, &container.name) {
+            Some(run) => self.is_passed(kind, container, run),
+            None => false,
+        };
+        let step = match passed && kind == ContainerKind::Init {
+            true => Step::Leave,
+            false => self.init_step(sandbox, kind, container),
+        };
+        if !passed && matches!(step, Step::Leave) {
+            return InitPhase::Failed;
+        }
+        self.apply(step, kind, container, plan);
+        match containers.get(reached + 1) {
+            _ if !passed => InitPhase::Pending,
+            None => InitPhase::Done,
+            Some(next) => {
+                self.apply(Step::Start, spec::kind_of_init(next), next, plan);
+                InitPhase::Pending
+            }
+        }
+    }
+
+    /// Whether the container after this one may start.
+    fn is_passed(
+        &self,
+        kind: ContainerKind,
+        container: &Container,
+        run: &observed::Container,
+    ) -> bool {
+        match (kind, &run.state) {
+            (ContainerKind::Init, State::Exited { .. }) => run.has_succeeded(),
+            (ContainerKind::Sidecar, State::Running { .. }) => {
+                !self.inputs.starting.contains(&container.name)
+                    && self.inputs.probes.is_started(container, &run.id)
+            }
+            _ => false,
+        }
+    }
+
+    fn init_step(&self, sandbox: &Sandbox, kind: ContainerKind, container: &Container) -> Step {
+        let step = self.step(sandbox, kind, container);
+        match step {
+            // How it ended is not known: only the policy can tell.
+            Step::Kill { .. }
+                if kind == ContainerKind::Init
+                    && !spec::survives_a_kill(self.spec, kind, container, self.inputs.gates) =>
+            {
+                Step::Leave
+            }
+            step => step,
+        }
+    }
+}

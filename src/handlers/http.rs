@@ -1,0 +1,307 @@
+//! HTTP requests of probes and hooks: one connection each, redirects within the host, and failures
+//! in the words that users know from Go.
+
+use std::future::Future;
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper::header::{ACCEPT, CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, LOCATION};
+use hyper::header::{
+    AUTHORIZATION, CONTENT_LENGTH, REFERER, TRAILER, TRANSFER_ENCODING, USER_AGENT,
+};
+use hyper::rt::Executor;
+use hyper::{Request, Response, StatusCode, Version};
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::core::v1::HTTPGetAction;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, timeout_at};
+use tokio_rustls::TlsConnector;
+
+use super::dial::{DialError, Heard, Until, dial, io_cause, system_text};
+use super::url::Url;
+
+/// How much of an answer's body is read.
+const MAX_BODY: usize = 10 * 1024;
+/// The request that is one too many.
+const MAX_REQUESTS: usize = 10;
+
+/// A request to be made.
+#[derive(Clone, Debug)]
+pub(super) struct Get {
+    pub(super) url: Url,
+    /// The host to ask for, if not the one of the URL.
+    host: Option<HeaderValue>,
+    headers: HeaderMap,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    /// At most [`MAX_BODY`] of it.
+    pub(super) body: Vec<u8>,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum GetError {
+    /// Not even its beginning came.
+    #[error("Get \"{url}\": {cause}")]
+    Head { url: String, cause: Cause },
+    /// It ended too early.
+    #[error("{0}")]
+    Body(String),
+}
+
+impl GetError {
+    /// Whether the server does not speak TLS.
+    pub(super) fn is_plain_http(&self) -> bool {
+        matches!(self, Self::Head { cause: Cause::PlainHttp, .. })
+    }
+}
+
+/// What went wrong with a request.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Cause {
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    #[error("http: server gave HTTP response to HTTPS client")]
+    PlainHttp,
+    #[error("context deadline exceeded (Client.Timeout exceeded while awaiting headers)")]
+    Timeout,
+    #[error("{0}")]
+    Other(String),
+}
+
+impl Get {
+    /// The request that a handler asks for, of a client of that name.
+    pub(super) fn new(url: Url, action: &HTTPGetAction, agent: &str) -> Result<Self, GetError> {
+        let refuse = |what: &str, text: &str| GetError::Head {
+            url: url.to_string(),
+            cause: Cause::Other(format!("net/http: invalid header field {what} {text:?}")),
+        };
+        let mut headers = HeaderMap::new();
+        for header in action.http_headers.iter().flatten() {
+            let name = HeaderName::from_bytes(header.name.as_bytes())
+                .map_err(|_| refuse("name", &header.name))?;
+            let value = HeaderValue::from_bytes(header.value.trim().as_bytes())
+                .map_err(|_| refuse("value for", &header.name))?;
+            headers.append(name, value);
+        }
+        let host = headers.remove(HOST).filter(|host| !host.is_empty());
+        // What frames a message is not the author's to say.
+        for name in [CONTENT_LENGTH, TRANSFER_ENCODING, TRAILER] {
+            headers.remove(name);
+        }
+        let agent = HeaderValue::from_str(agent).map_err(|_| refuse("value for", "User-Agent"))?;
+        for (name, default) in [(USER_AGENT, agent), (ACCEPT, HeaderValue::from_static("*/*"))] {
+            match headers.get(&name) {
+                None => drop(headers.insert(name, default)),
+                // Asked for in so many words: the header is not to be sent.
+                Some(value) if value.is_empty() => drop(headers.remove(name)),
+                Some(_) => {}
+            }
+        }
+        Ok(Self { url, host, headers })
+    }
+
+    /// The same without TLS, and without what only a server behind TLS is told.
+    pub(super) fn without_tls(mut self) -> Self {
+        "http".clone_into(&mut self.url.scheme);
+        self.headers.remove(AUTHORIZATION);
+        self
+    }
+}
+
+/// Makes requests. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(super) struct Client {
+    /// `None` if the platform cannot do TLS.
+    pub(super) tls: Option<Arc<ClientConfig>>,
+}
+
+impl Client {
+    /// Make a request, and the ones that its answers lead to on the same host. With a deadline, all
+    /// of it is over by then.
+    pub(super) async fn get(
+        &self,
+        request: Get,
+        deadline: Option<Instant>,
+    ) -> Result<Answer, GetError> {
+        let first_host = request.url.host.clone();
+        let mut next = request;
+        let mut made = 1;
+        let response = loop {
+            let failed = |cause| GetError::Head { url: next.url.to_string(), cause };
+            let sent = within(deadline, self.send(&next, deadline)).await;
+            let response = sent.ok_or(Cause::Timeout).flatten().map_err(failed)?;
+            let Some(location) = redirect(&response) else { break response };
+            let url = next.url.join(&location).ok_or_else(|| {
+                failed(Cause::Other(format!("failed to parse Location header {location:?}")))
+            })?;
+            if url.host != first_host {
+                break response;
+            }
+            if made >= MAX_REQUESTS {
+                let cause = Cause::Other(format!("stopped after {MAX_REQUESTS} redirects"));
+                return Err(GetError::Head { url: location, cause });
+            }
+            made += 1;
+            next = follow(next, url, &location);
+        };
+        let status = response.status();
+        match within(deadline, read(response.into_body())).await {
+            Some(body) => Ok(Answer { status, body: body.map_err(GetError::Body)? }),
+            None => Err(GetError::Body(
+                "context deadline exceeded (Client.Timeout or context cancellation while reading body)"
+                    .to_owned(),
+            )),
+        }
+    }
+
+    async fn send(
+        &self,
+        get: &Get,
+        deadline: Option<Instant>,
+    ) -> Result<Response<Incoming>, Cause> {
+        let stream = dial(&get.url.host, get.url.port()).await?;
+        let ends = match (stream.local_addr(), stream.peer_addr()) {
+            (Ok(local), Ok(peer)) => format!("{local}->{peer}"),
+            _ => String::new(),
+        };
+        let (stream, greeting) = Heard::new(stream);
+        let (answer, greeting) = match (get.url.scheme.as_str(), &self.tls) {
+            ("http", _) => (exchange(get, stream, false, deadline).await, greeting),
+            ("https", Some(config)) => {
+                let name = ServerName::try_from(get.url.host.clone())
+                    .map_err(|error| Cause::Other(format!("tls: {error}")))?;
+                let connected = TlsConnector::from(config.clone()).connect(name, stream).await;
+                let stream = connected.map_err(|error| match greeting.get() {
+                    Some(said) if said.starts_with(b"HTTP/") => Cause::PlainHttp,
+                    _ if error.kind() == ErrorKind::UnexpectedEof => eof(),
+                    _ if error.raw_os_error().is_some() => read_failed(&ends, &error),
+                    _ => Cause::Other(format!("tls: {error}")),
+                })?;
+                let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                (exchange(get, stream, http2, deadline).await, greeting)
+            }
+            (scheme, _) => {
+                return Err(Cause::Other(format!("unsupported protocol scheme {scheme:?}")));
+            }
+        };
+        answer.map_err(|error| {
+            if let Some(system) = io_cause(&error).filter(|error| error.raw_os_error().is_some()) {
+                return read_failed(&ends, system);
+            }
+            match greeting.get() {
+                _ if error.is_incomplete_message() => eof(),
+                Some(said) if error.is_parse() => Cause::Other(format!(
+                    "net/http: HTTP/1.x transport connection broken: malformed HTTP response \"{}\"",
+                    said.escape_ascii()
+                )),
+                _ => Cause::Other(error.to_string()),
+            }
+        })
+    }
+}
+
+fn eof() -> Cause {
+    Cause::Other("EOF".to_owned())
+}
+
+fn read_failed(ends: &str, error: &io::Error) -> Cause {
+    Cause::Other(format!("read tcp {ends}: read: {}", system_text(error)))
+}
+
+/// Send the request over a connection that stands, for this once.
+async fn exchange<S>(
+    get: &Get,
+    stream: S,
+    http2: bool,
+    deadline: Option<Instant>,
+) -> hyper::Result<Response<Incoming>>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let io = TokioIo::new(stream);
+    let host = get.host.clone().or_else(|| HeaderValue::try_from(get.url.authority()).ok());
+    let host = host.unwrap_or(HeaderValue::from_static(""));
+    let mut request = Request::new(Empty::<Bytes>::new());
+    request.headers_mut().clone_from(&get.headers);
+    if http2 {
+        *request.version_mut() = Version::HTTP_2;
+        request.headers_mut().remove(CONNECTION);
+        let authority = host.to_str().unwrap_or_default();
+        *request.uri_mut() = target(&format!("https://{authority}{}", get.url.target()));
+        let (mut sender, connection) = http2::Builder::new(Until(deadline)).handshake(io).await?;
+        Until(deadline).execute(connection);
+        return sender.send_request(request).await;
+    }
+    *request.uri_mut() = target(&get.url.target());
+    let headers = request.headers_mut();
+    headers.insert(HOST, host);
+    headers.entry(CONNECTION).or_insert(HeaderValue::from_static("close"));
+    let (mut sender, connection) =
+        http1::Builder::new().title_case_headers(true).handshake(io).await?;
+    Until(deadline).execute(connection);
+    sender.send_request(request).await
+}
+
+/// An address is escaped, so it can be sent, unless a host in it is none.
+fn target(text: &str) -> hyper::Uri {
+    text.parse().unwrap_or_default()
+}
+
+/// Where an answer leads, if anywhere.
+fn redirect(response: &Response<Incoming>) -> Option<String> {
+    let follows = matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308);
+    let location = response.headers().get(LOCATION).filter(|location| !location.is_empty())?;
+    follows.then(|| String::from_utf8_lossy(location.as_bytes()).into_owned())
+}
+
+/// The next request, to `url`.
+fn follow(mut get: Get, url: Url, location: &str) -> Get {
+    // The host that was asked for is meant for the server at hand, and the servers it leads to by
+    // a mere path.
+    if location.contains("//") {
+        get.host = None;
+    }
+    let is_exposed = get.url.scheme == "https" && url.scheme != "https";
+    if let Ok(referer) = HeaderValue::try_from(get.url.to_string())
+        && !is_exposed
+    {
+        get.headers.insert(REFERER, referer);
+    }
+    Get { url, ..get }
+}
+
+/// The beginning of a body.
+async fn read(mut body: Incoming) -> Result<Vec<u8>, String> {
+    let mut read = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| match io_cause(&error) {
+            Some(error) if error.kind() == ErrorKind::UnexpectedEof => "unexpected EOF".to_owned(),
+            Some(error) => system_text(error),
+            None => error.to_string(),
+        })?;
+        let Ok(data) = frame.into_data() else { continue };
+        read.extend_from_slice(&data[..data.len().min(MAX_BODY - read.len())]);
+        if read.len() == MAX_BODY {
+            break;
+        }
+    }
+    Ok(read)
+}
+
+async fn within<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
+    match deadline {
+        Some(deadline) => timeout_at(deadline, work).await.ok(),
+        None => Some(work.await),
+    }
+}

@@ -1,0 +1,338 @@
+//! Logins at registries: from a pod's pull secrets, then from the node's own files.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use longshore_cri::v1::AuthConfig;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tracing::warn;
+
+/// The registry of names without a host, as logins spell it.
+const DEFAULT_REGISTRY: &str = "index.docker.io";
+
+/// A login that fits an image. No `Debug`: nothing in it may reach a log.
+pub(super) struct Credential {
+    pub login: Login,
+    /// The secret that it is from; `None` if any pod of the node may use it.
+    pub secret: Option<SecretLogin>,
+}
+
+/// A secret's coordinates, and the hash of the login in it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct SecretLogin {
+    pub uid: String,
+    pub namespace: String,
+    pub name: String,
+    #[serde(rename = "credentialHash")]
+    pub hash: String,
+}
+
+/// Who logs in.
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Login {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    username: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    password: String,
+    /// Base64 of both; has the last word.
+    #[serde(skip_serializing)]
+    auth: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    email: String,
+}
+
+impl Login {
+    /// As the runtime takes it. No server is named: the image says which, and runtimes take the
+    /// name for a URL.
+    pub(super) fn config(&self) -> AuthConfig {
+        AuthConfig {
+            username: self.username.clone(),
+            password: self.password.clone(),
+            ..AuthConfig::default()
+        }
+    }
+
+    /// The Go kubelet's hash of it, which is on the disks of nodes: of its JSON in Go's spelling.
+    fn hash(&self) -> String {
+        let mut text = serde_json::to_string(self).unwrap_or_default();
+        for (plain, escaped) in [
+            ('<', "\\u003c"),
+            ('>', "\\u003e"),
+            ('&', "\\u0026"),
+            ('\u{2028}', "\\u2028"),
+            ('\u{2029}', "\\u2029"),
+        ] {
+            text = text.replace(plain, escaped);
+        }
+        hex(&Sha256::digest(text))
+    }
+
+    /// The login with what `auth` says; `None` if that cannot be read.
+    fn resolved(mut self) -> Option<Self> {
+        if !self.auth.is_empty() {
+            let padded = self.auth.trim().ends_with('=');
+            let engine = if padded { &STANDARD } else { &STANDARD_NO_PAD };
+            let text = String::from_utf8(engine.decode(&self.auth).ok()?).ok()?;
+            let (username, password) = text.split_once(':')?;
+            (self.username, self.password) = (username.to_owned(), password.to_owned());
+        }
+        Some(self)
+    }
+}
+
+/// Bytes in hexadecimal.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+type Logins = BTreeMap<String, Login>;
+
+#[derive(Deserialize)]
+struct DockerConfig {
+    #[serde(default)]
+    auths: Logins,
+}
+
+/// The credentials of secrets, and then of the node, that fit an image by where it is pulled from;
+/// of each the most specific first.
+pub(super) fn fitting<'a>(
+    secrets: impl IntoIterator<Item = &'a Secret>,
+    root_dir: &Path,
+    source: &str,
+) -> Vec<Credential> {
+    let mut keyring = Keyring::default();
+    for secret in secrets {
+        let metadata = &secret.metadata;
+        let coordinates = SecretLogin {
+            uid: metadata.uid.clone().unwrap_or_default(),
+            namespace: metadata.namespace.clone().unwrap_or_default(),
+            name: metadata.name.clone().unwrap_or_default(),
+            hash: String::new(),
+        };
+        match of_secret(secret) {
+            Some(logins) => keyring.add(logins, Some(&coordinates)),
+            None => warn!(name = coordinates.name, "secret holds no logins at registries"),
+        }
+    }
+    let mut found = keyring.fitting(source);
+    let mut node = Keyring::default();
+    node.add(of_node(root_dir), None);
+    found.extend(node.fitting(source));
+    found
+}
+
+fn of_secret(secret: &Secret) -> Option<Logins> {
+    let data = |key: &str| {
+        let ByteString(bytes) = secret.data.as_ref()?.get(key)?;
+        Some(bytes.as_slice())
+    };
+    match secret.type_.as_deref()? {
+        "kubernetes.io/dockerconfigjson" => config_json(data(".dockerconfigjson")?),
+        "kubernetes.io/dockercfg" => serde_json::from_slice(data(".dockercfg")?).ok(),
+        _ => None,
+    }
+}
+
+fn config_json(text: &[u8]) -> Option<Logins> {
+    serde_json::from_slice::<DockerConfig>(text).ok().map(|config| config.auths)
+}
+
+/// The first file that holds logins, of those where Docker keeps them.
+fn of_node(root_dir: &Path) -> Logins {
+    let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
+    let (here, top) = (Path::new("."), Path::new("/"));
+    let read = |dir: &Path, file: &str| std::fs::read(dir.join(file)).ok();
+    let new = [root_dir, here, &home.join(".docker"), &top.join(".docker")];
+    let old = [root_dir, here, &home, top];
+    let new = new.iter().find_map(|dir| config_json(&read(dir, "config.json")?));
+    new.or_else(|| {
+        old.iter().find_map(|dir| serde_json::from_slice(&read(dir, ".dockercfg")?).ok())
+    })
+    .unwrap_or_default()
+}
+
+/// Logins by the registries that they are for.
+#[derive(Default)]
+struct Keyring(BTreeMap<String, Vec<Credential>>);
+
+impl Keyring {
+    fn add(&mut self, logins: Logins, secret: Option<&SecretLogin>) {
+        for (key, login) in logins {
+            let Some(login) = login.resolved() else {
+                warn!(key, "login at a registry cannot be read");
+                continue;
+            };
+            let secret = secret.map(|known| SecretLogin { hash: login.hash(), ..known.clone() });
+            self.0.entry(registry(&key)).or_default().push(Credential { login, secret });
+        }
+    }
+
+    fn fitting(mut self, source: &str) -> Vec<Credential> {
+        let default = self.0.remove(DEFAULT_REGISTRY);
+        let matching = self.0.into_iter().rev().filter(|(key, _)| fits(key, source));
+        let found: Vec<_> = matching.flat_map(|(_, credentials)| credentials).collect();
+        match default {
+            Some(default) if found.is_empty() && source.starts_with("docker.io/") => default,
+            _ => found,
+        }
+    }
+}
+
+/// The registry that a key of a config file means, without scheme and API version.
+fn registry(key: &str) -> String {
+    let key = key.strip_prefix("https://").or(key.strip_prefix("http://")).unwrap_or(key);
+    let (host, path) = match key.split_once('/') {
+        Some((host, path)) => (host, path),
+        None => (key, ""),
+    };
+    let path = path.strip_prefix("v1/").or(path.strip_prefix("v2/")).unwrap_or(path);
+    if path.is_empty() { host.to_owned() } else { format!("{host}/{path}") }
+}
+
+/// Whether a key, `host[:port][/path]` with wildcards within the parts of the host, covers an image.
+fn fits(key: &str, source: &str) -> bool {
+    let split = |url: &'_ str| -> (String, String, String) {
+        let (host, path) = url.split_once('/').unwrap_or((url, ""));
+        let (host, port) = host.rsplit_once(':').unwrap_or((host, ""));
+        (host.to_owned(), port.to_owned(), path.to_owned())
+    };
+    let ((key_host, key_port, key_path), (host, port, path)) = (split(key), split(source));
+    let (patterns, parts): (Vec<_>, Vec<_>) =
+        (key_host.split('.').collect(), host.split('.').collect());
+    key_port == port
+        && path.starts_with(&key_path)
+        && patterns.len() == parts.len()
+        && patterns
+            .iter()
+            .zip(parts)
+            .all(|(pattern, part)| glob(pattern.as_bytes(), part.as_bytes()))
+}
+
+/// `*` stands for any number of characters, `?` for one.
+fn glob(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t) = (0, 0);
+    // Where the last star stood, and how far the text was then: what it stands for can only grow.
+    let mut star = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(c) if *c == b'?' || *c == text[t] => (p, t) = (p + 1, t + 1),
+            _ => {
+                let Some((at, reached)) = star else { return false };
+                (p, t) = (at + 1, reached + 1);
+                star = Some((at, reached + 1));
+            }
+        }
+    }
+    pattern[p..].iter().all(|c| *c == b'*')
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn keys_cover_their_registry_and_path_alone() {
+        for (key, source, expected) in [
+            ("docker.io", "docker.io/library/busybox", true),
+            ("reg.example:5000", "reg.example:5000/a", true),
+            ("reg.example:5000", "reg.example/a", false),
+            ("https://reg.example/v2/", "reg.example/a", true),
+            ("http://reg.example/v1/team", "reg.example/team/a", true),
+            ("reg.example/team", "reg.example/other/a", false),
+            ("*.example", "reg.example/a", true),
+            ("*.example", "a.b.example/a", false),
+            ("us-*.re?.example", "us-east.reg.example/a", true),
+            ("*", "reg.example/a", false),
+            ("*a*a*.io", "banana.io/a", true),
+            ("*a*c.io", "banana.io/a", false),
+            ("reg.example", "docker.io/library/busybox", false),
+        ] {
+            assert_eq!(fits(&registry(key), source), expected, "{key} {source}");
+        }
+    }
+
+    fn secret(name: &str, key: &str, auths: &serde_json::Value) -> Secret {
+        let (kind, text) = match key {
+            ".dockercfg" => ("kubernetes.io/dockercfg", auths.to_string()),
+            _ => ("kubernetes.io/dockerconfigjson", json!({"auths": auths}).to_string()),
+        };
+        let mut secret: Secret =
+            serde_json::from_value(json!({"metadata": {"name": name}, "type": kind})).unwrap();
+        secret.data = Some([(key.to_owned(), ByteString(text.into_bytes()))].into());
+        secret
+    }
+
+    fn users(secrets: &[Secret], source: &str) -> Vec<String> {
+        let dir = tempfile::tempdir().unwrap();
+        let found = fitting(secrets, dir.path(), source);
+        found.iter().map(|found| found.login.username.clone()).collect()
+    }
+
+    #[test]
+    fn several_logins_are_tried_the_most_specific_first() {
+        let login = |user: &str| json!({"username": user, "password": "p"});
+        let auths = json!({"reg.example": login("wide"), "reg.example/team": login("near")});
+        let one = secret("one", ".dockerconfigjson", &auths);
+        let two = secret("two", ".dockercfg", &json!({"reg.example": login("old")}));
+        let both = [one, two];
+        assert_eq!(users(&both, "reg.example/team/app"), ["near", "wide", "old"]);
+        assert_eq!(users(&both, "reg.example/app"), ["wide", "old"]);
+        assert!(users(&both, "other.example/app").is_empty());
+
+        let hub = json!({"https://index.docker.io/v1/": login("hub")});
+        let hub = [secret("hub", ".dockerconfigjson", &hub)];
+        assert_eq!(users(&hub, "docker.io/library/busybox"), ["hub"]);
+        assert!(users(&hub, "reg.example/busybox").is_empty());
+
+        let encoded = json!({"a.b": {"auth": STANDARD.encode("ada:x:y")}, "c.d": {"auth": "?"}});
+        let encoded = [secret("encoded", ".dockerconfigjson", &encoded)];
+        assert_eq!(users(&encoded, "a.b/c"), ["ada"]);
+        assert!(users(&encoded, "c.d/e").is_empty());
+        let mut opaque = secret("opaque", ".dockerconfigjson", &auths);
+        opaque.type_ = Some("Opaque".to_owned());
+        assert!(users(&[opaque], "reg.example/app").is_empty());
+    }
+
+    #[test]
+    fn logins_of_the_node_come_last_and_are_for_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = json!({"auths": {"reg.example": {"username": "node", "password": "p"}}});
+        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        let auths = json!({"reg.example": {"username": "pod", "password": "p"}});
+        let secrets = [secret("s", ".dockerconfigjson", &auths)];
+        let found = fitting(&secrets, dir.path(), "reg.example/a");
+        let found = found.iter().map(|c| (c.login.username.as_str(), c.secret.is_some()));
+        assert_eq!(found.collect::<Vec<_>>(), [("pod", true), ("node", false)]);
+    }
+
+    #[test]
+    fn hashes_are_the_go_kubelets() {
+        let login = |username: &str, password: &str, email: &str| Login {
+            username: username.to_owned(),
+            password: password.to_owned(),
+            email: email.to_owned(),
+            auth: "not part of it".to_owned(),
+        };
+        assert_eq!(
+            login("ada", "smash", "ada@example.com").hash(),
+            "353258b53f5e9a57b059eab3f05312fc35bbeb874f08ce101e7bf0bf46977423"
+        );
+        assert_eq!(
+            login("grace", "squash", "grace@example.com").hash(),
+            "f949b3837a1eb733a951b6aeda0b3327c09ec50c917de9ca35818e8fbf567e29"
+        );
+    }
+}

@@ -1,0 +1,104 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use super::*;
+
+const GOOD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers:\n  - {name: c, image: busybox}\n";
+
+fn parsed(text: &str) -> Result<Pod, Error> {
+    pod(text.as_bytes(), Place::File(Path::new("/manifests/web.yaml")), "Node1")
+}
+
+#[test]
+fn a_manifest_becomes_a_static_pod_of_this_node() {
+    let pod = parsed(GOOD).expect("good");
+    assert_eq!(spec::name(&pod), "web-node1");
+    assert_eq!(spec::namespace(&pod), "default");
+    assert_eq!(spec::uid(&pod).len(), 32);
+    assert!(spec::is_static(&pod) && !spec::is_mirror(&pod));
+    let again = parsed(GOOD).expect("good");
+    assert_eq!(spec::uid(&again), spec::uid(&pod), "the same manifest is the same pod");
+    let edited = parsed(&GOOD.replace("busybox", "busybox:2")).expect("good");
+    assert_ne!(spec::uid(&edited), spec::uid(&pod), "an edited manifest is another pod");
+}
+
+#[test]
+fn json_is_yaml() {
+    let json = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"c","image":"i:1"}]}}"#;
+    assert!(parsed(json).is_ok());
+}
+
+#[test]
+fn bad_manifests_name_field_and_reason() {
+    for (text, expected) in [
+        (": {", "is not a manifest"),
+        ("apiVersion: v1\nkind: Service\nmetadata: {name: web}", "kind"),
+        (
+            "apiVersion: v1\nkind: Pod\nmetadata: {}\nspec: {containers: [{name: c, image: i}]}",
+            "metadata.name",
+        ),
+        (
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: []}",
+            "spec.containers",
+        ),
+        ("apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {}", "containers"),
+        (
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: c, image: i}, {name: c, image: i}]}",
+            "spec.containers[1].name: duplicate value",
+        ),
+        (
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: c}]}",
+            "spec.containers[0].image",
+        ),
+        (
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: W_eb}\nspec: {containers: [{name: c, image: i}]}",
+            "metadata.name",
+        ),
+    ] {
+        let error = parsed(text).expect_err(text).to_string();
+        assert!(error.contains(expected), "{text}\n→ {error}\nwanted {expected}");
+    }
+}
+
+#[test]
+fn a_uid_that_leads_elsewhere_is_refused() {
+    for uid in ["..", "../../x", "a/b"] {
+        let text = GOOD.replace("{name: web}", &format!("{{name: web, uid: {uid}}}"));
+        let error = parsed(&text).expect_err(uid).to_string();
+        assert!(error.contains("metadata.uid"), "{error}");
+    }
+}
+
+#[test]
+fn references_to_objects_of_the_apiserver_are_refused() {
+    let with = |container: &str, pod: &str| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec: {{containers: [{{name: c, image: i{container}}}]{pod}}}"
+        )
+    };
+    assert!(parsed(&with("", ", volumes: [{name: v, emptyDir: {}}]")).is_ok());
+    for (container, pod, expected) in [
+        ("", ", serviceAccountName: a", "spec.serviceAccountName"),
+        ("", ", imagePullSecrets: [{name: s}]", "secret \"s\""),
+        (", envFrom: [{configMapRef: {name: m}}]", "", "configmap \"m\""),
+        ("", ", volumes: [{name: v, secret: {secretName: s}}]", "secret \"s\""),
+        ("", ", volumes: [{name: v, csi: {driver: d}}]", "spec.volumes[0]"),
+        (
+            "",
+            ", volumes: [{name: v, projected: {sources: [{serviceAccountToken: {path: t}}]}}]",
+            "spec.volumes[0]",
+        ),
+    ] {
+        let error = parsed(&with(container, pod)).expect_err(expected).to_string();
+        assert!(error.contains(expected), "{container}{pod} → {error}");
+    }
+}
+
+#[test]
+fn an_alias_bomb_is_refused_and_does_not_grow() {
+    let mut bomb = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x]\n");
+    for level in 1..12 {
+        let refs = vec![format!("*a{}", level - 1); 9].join(",");
+        bomb.push_str(&format!("a{level}: &a{level} [{refs}]\n"));
+    }
+    assert!(parsed(&bomb).is_err());
+}

@@ -1,0 +1,142 @@
+//! The steps that a worker has under way. Each is about one thing, and no two are about the same.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use longshore_pod::Timestamp;
+use tokio_util::sync::CancellationToken;
+
+use crate::runtime::{Present, StartError};
+use crate::volumes::PodMounts;
+
+/// What a step is about.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Subject {
+    /// The pod as a whole: its sandboxes, or all its containers at once.
+    Pod,
+    /// Its volumes.
+    Volumes,
+    /// The image of the container that will be the first.
+    Image,
+    /// The container of that name: its end, its beginning, or one after the other.
+    Container(String),
+}
+
+/// What came of a step.
+pub(super) enum Outcome {
+    /// It is done, and what there is to see can be observed.
+    Done,
+    /// It was given up half-way, because it was not wanted any more.
+    Recalled,
+    /// The pod's volumes are mounted.
+    Mounted(Arc<PodMounts>),
+    /// Those sandboxes are stopped, and have given back what they held.
+    SandboxesStopped(Vec<String>),
+    /// A container's image is there, before its sandbox is.
+    Fetched(String, Present),
+    /// A container was started.
+    Started(String),
+    /// A container was not started.
+    NotStarted(String, StartError),
+    /// What the pod as a whole needs is not to be had.
+    Failed(Failure),
+}
+
+/// Why a step about the whole pod failed: reason and message of its event.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+}
+
+/// What is known of a step under way.
+struct Known {
+    begun: Timestamp,
+    /// Says that the step is not wanted any more.
+    recall: CancellationToken,
+    /// The run of the container that the step begins by stopping.
+    stops: Option<String>,
+}
+
+/// The steps under way.
+#[derive(Default)]
+pub(super) struct Steps {
+    running: FuturesUnordered<BoxFuture<'static, (Subject, Outcome)>>,
+    known: HashMap<Subject, Known>,
+}
+
+impl Steps {
+    /// Begin a step, which is given what tells it that it is not wanted any more. It minds that
+    /// where it can: what it has asked the runtime to make, it waits for.
+    pub(super) fn begin<F>(&mut self, subject: Subject, step: impl FnOnce(CancellationToken) -> F)
+    where
+        F: Future<Output = Outcome> + Send + 'static,
+    {
+        let recall = CancellationToken::new();
+        let step = step(recall.clone());
+        let known = Known { begun: Timestamp::now(), recall, stops: None };
+        self.known.insert(subject.clone(), known);
+        self.running.push(Box::pin(async move { (subject, step.await) }));
+    }
+
+    pub(super) fn is_busy(&self, subject: &Subject) -> bool {
+        self.known.contains_key(subject)
+    }
+
+    /// Whether a step about that container is under way.
+    pub(super) fn is_container_busy(&self, name: &str) -> bool {
+        self.containers().any(|busy| busy == name)
+    }
+
+    /// The containers that steps are about.
+    pub(super) fn containers(&self) -> impl Iterator<Item = &str> {
+        self.known.keys().filter_map(|subject| match subject {
+            Subject::Container(name) => Some(name.as_str()),
+            _ => None,
+        })
+    }
+
+    /// When the step about that container began.
+    pub(super) fn begun(&self, name: &str) -> Option<Timestamp> {
+        self.known.get(&Subject::Container(name.to_owned())).map(|step| step.begun)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// The step that is begun for that container stops the run with that id first.
+    pub(super) fn note_stop(&mut self, name: &str, id: &str) {
+        if let Some(step) = self.known.get_mut(&Subject::Container(name.to_owned())) {
+            step.stops = Some(id.to_owned());
+        }
+    }
+
+    /// The step about that container is not wanted any more, for the run with that id is to be
+    /// stopped; unless that is what the step does.
+    pub(super) fn recall_container(&self, name: &str, id: &str) {
+        let step = self.known.get(&Subject::Container(name.to_owned()));
+        if let Some(step) = step.filter(|step| step.stops.as_deref() != Some(id)) {
+            step.recall.cancel();
+        }
+    }
+
+    /// No step is wanted any more.
+    pub(super) fn recall_all(&self) {
+        self.known.values().for_each(|step| step.recall.cancel());
+    }
+
+    /// The next step that is done. Never, while there is none.
+    pub(super) async fn next(&mut self) -> Outcome {
+        match self.running.next().await {
+            Some((subject, outcome)) => {
+                self.known.remove(&subject);
+                outcome
+            }
+            None => std::future::pending().await,
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! The end of one container: its preStop hook, its turn, its stop. The grace runs through all of
+//! it, and may be shortened meanwhile.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use longshore_pod::observed::{self, ObservedPod};
+use longshore_pod::spec;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::debug;
+
+use super::Tools;
+use crate::runtime::describe;
+
+/// Every container is given this long between the stop signal and the kill, whatever its hook left.
+const LEAST: Duration = Duration::from_secs(2);
+/// Pauses between tries of a call that fails.
+const RETRY_BASE: Duration = Duration::from_millis(200);
+const RETRY_MAX: Duration = Duration::from_secs(10);
+/// Far enough away to be never.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// How a container is to be stopped.
+pub(super) struct Farewell {
+    /// What its event says.
+    pub(super) message: String,
+    /// Whether it is given its preStop hook.
+    pub(super) hook: bool,
+    /// The containers that end before it is sent its stop signal, by name.
+    pub(super) after: Vec<String>,
+    /// When its grace is over.
+    pub(super) deadline: Deadline,
+}
+
+/// When a grace is over: at its own time, or when the pod's is, if that is earlier.
+pub(super) struct Deadline {
+    own: Instant,
+    pods: watch::Receiver<Option<Instant>>,
+}
+
+impl Deadline {
+    /// In `grace` from now.
+    pub(super) fn after(grace: Duration, pods: watch::Receiver<Option<Instant>>) -> Self {
+        Self { own: Instant::now() + grace.min(NEVER), pods }
+    }
+
+    fn at(&self) -> Instant {
+        let pods = *self.pods.borrow();
+        pods.map_or(self.own, |pods| pods.min(self.own))
+    }
+
+    fn left(&self) -> Duration {
+        self.at().saturating_duration_since(Instant::now())
+    }
+
+    /// Until the grace is over.
+    async fn passed(&mut self) {
+        loop {
+            let at = self.at();
+            tokio::select! {
+                () = sleep_until(at) => return,
+                () = self.moved(at) => {}
+            }
+        }
+    }
+
+    /// Until it is earlier than `known`.
+    async fn moved(&mut self, known: Instant) {
+        while self.at() >= known {
+            if self.pods.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+/// Stop a container. Does not give up: a call that fails is made again.
+pub(super) async fn stop(
+    tools: Arc<Tools>,
+    pod: Arc<Pod>,
+    run: observed::Container,
+    farewell: Farewell,
+) {
+    let Farewell { message, hook, after, mut deadline } = farewell;
+    let mut observed = tools.observer.subscribe(spec::uid(&pod));
+    if run.is_running() {
+        if let Some((kind, _)) = spec::container(&pod, &run.name) {
+            tools.announcer.container(&pod, kind, &run.name, false, "Killing", &message);
+        }
+        if hook {
+            let grace = deadline.left();
+            tokio::select! {
+                _ = tools.runtime.pre_stop(&pod, &run, grace) => {}
+                () = deadline.passed() => {}
+            }
+        }
+        let turn = observed.wait_for(|seen| {
+            let runs =
+                |name: &String| seen.containers.iter().any(|c| c.name == *name && c.may_run());
+            !after.iter().any(runs)
+        });
+        tokio::select! {
+            _ = turn => {}
+            () = deadline.passed() => {}
+        }
+    }
+    let mut pause = RETRY_BASE;
+    loop {
+        let at = deadline.at();
+        let grace = deadline.left().max(LEAST);
+        let call = tools.runtime.stop_container(spec::uid(&pod), &run.id, &run.sandbox_id, grace);
+        let error = tokio::select! {
+            stopped = call => match stopped {
+                Ok(()) if !may_run(&observed.borrow(), &run.id) => return,
+                Ok(()) => "the container runs on after it was stopped".to_owned(),
+                Err(error) => error.to_string(),
+            },
+            // What is under way has the longer grace: it is cancelled and made again.
+            () = deadline.moved(at), if grace > LEAST => continue,
+        };
+        debug!(pod = describe(&pod), container = run.name, error, "container not stopped yet");
+        let message = format!("error killing pod: {error}");
+        tools.announcer.pod(&pod, true, "FailedKillPod", &message);
+        tokio::select! {
+            () = sleep(pause) => {}
+            // However it came about: it is what was wanted.
+            _ = observed.wait_for(|seen| !may_run(seen, &run.id)) => return,
+        }
+        pause = (pause * 2).min(RETRY_MAX);
+    }
+}
+
+fn may_run(seen: &ObservedPod, id: &str) -> bool {
+    seen.containers.iter().any(|run| run.id == id && run.may_run())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn deadline(grace: u64) -> (Deadline, watch::Sender<Option<Instant>>) {
+        let (pods, receiver) = watch::channel(None);
+        (Deadline::after(Duration::from_millis(grace), receiver), pods)
+    }
+
+    /// Whether it took about that many milliseconds since `start`.
+    fn took(start: Instant, expected: u64) {
+        let took = start.elapsed();
+        let expected = Duration::from_millis(expected);
+        assert!(took >= expected && took < expected * 4, "{took:?} and not {expected:?}");
+    }
+
+    #[tokio::test]
+    async fn a_grace_ends_in_its_time_also_without_a_worker() {
+        let (mut deadline, pods) = deadline(50);
+        drop(pods);
+        let start = Instant::now();
+        deadline.passed().await;
+        took(start, 50);
+        assert_eq!(deadline.left(), Duration::ZERO);
+    }
+
+    #[tokio::test]
+    async fn it_can_be_shortened_and_not_extended() {
+        for (pods_grace, expected) in [(20, 40), (900, 200)] {
+            let (mut deadline, pods) = deadline(200);
+            let start = Instant::now();
+            let shorten = async {
+                sleep(Duration::from_millis(20)).await;
+                pods.send_replace(Some(Instant::now() + Duration::from_millis(pods_grace)));
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                () = shorten => {}
+                () = deadline.passed() => {}
+            }
+            took(start, expected);
+        }
+    }
+}

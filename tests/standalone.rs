@@ -1,0 +1,128 @@
+//! A node without an apiserver, for good and for a single run.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::fs;
+
+use common::{FOREVER, PATIENCE, container};
+use longshore_testkit::{Host, Node, NodeOptions, wait_until};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+fn manifest(name: &str, restart: &str, containers: Value) -> String {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {
+            "restartPolicy": restart, "terminationGracePeriodSeconds": 1, "containers": containers,
+        },
+    })
+    .to_string()
+}
+
+/// The answer of the node's read-only port.
+async fn ask(host: &Host, path: &str) -> Result<Value, String> {
+    let ask = async {
+        let mut connection = tokio::net::TcpStream::connect((host.node_ip(), 10255)).await?;
+        let request = format!("GET {path} HTTP/1.0\r\nHost: node\r\n\r\n");
+        connection.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).await.map(|_| answer)
+    };
+    let answer = ask.await.map_err(|error: std::io::Error| error.to_string())?;
+    let body = answer.split_once("\r\n\r\n").ok_or(answer.clone())?.1;
+    serde_json::from_str(body).map_err(|error| format!("{error}: {answer}"))
+}
+
+#[tokio::test]
+async fn a_node_without_an_apiserver_runs_its_manifests_and_shows_them() {
+    let host = Host::start().unwrap();
+    let config = json!({"readOnlyPort": 10255}).as_object().cloned().unwrap();
+    let options = NodeOptions { config, ..NodeOptions::default() };
+    let node = Node::standalone(&host, options).unwrap();
+    let mut probed = container("c", FOREVER);
+    probed["readinessProbe"] = json!({"exec": {"command": ["true"]}, "periodSeconds": 1});
+    let file = node.manifests().join("web.yaml");
+    fs::write(&file, manifest("web", "Always", json!([probed]))).unwrap();
+    let pods = wait_until(PATIENCE, "the pod is shown as ready", async || {
+        let pods = ask(&host, "/pods").await?;
+        let conditions = pods["items"][0]["status"]["conditions"].as_array().cloned();
+        let ready =
+            conditions.iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True");
+        if ready { Ok(pods) } else { Err(pods.to_string()) }
+    })
+    .await
+    .unwrap();
+    let pod = &pods["items"][0];
+    assert_eq!(pod["metadata"]["name"], format!("web-{}", host.name()));
+    assert_eq!(pod["metadata"]["annotations"]["kubernetes.io/config.source"], "file");
+    fs::remove_file(&file).unwrap();
+    wait_until(PATIENCE, "no container is left", async || {
+        match host.ctr(["containers", "ls", "-q"]).unwrap() {
+            none if none.trim().is_empty() => Ok(()),
+            some => Err(some),
+        }
+    })
+    .await
+    .unwrap();
+    drop(node);
+    host.assert_clean();
+}
+
+/// A single run: its exit code and what it said.
+fn run_once(host: &Host) -> (Option<i32>, String) {
+    let options = NodeOptions { args: vec!["--runonce".to_owned()], ..NodeOptions::default() };
+    let mut node = Node::standalone(host, options).unwrap();
+    let status = node.daemon().wait(PATIENCE).unwrap();
+    (status.code(), node.daemon().log())
+}
+
+#[tokio::test]
+async fn a_single_run_starts_what_the_manifests_name_and_leaves_it_running() {
+    let host = Host::start().unwrap();
+    let dir = Node::manifests_on(&host);
+    fs::create_dir_all(&dir).unwrap();
+    let mut probed = container("c", FOREVER);
+    probed["readinessProbe"] = json!({"exec": {"command": ["true"]}, "periodSeconds": 1});
+    fs::write(dir.join("web.yaml"), manifest("web", "Always", json!([probed]))).unwrap();
+    let job = json!([container("c", "exit 0")]);
+    fs::write(dir.join("job.yaml"), manifest("job", "OnFailure", job)).unwrap();
+    let (code, said) = run_once(&host);
+    assert_eq!(code, Some(0), "{said}");
+    let (web, job) = (format!("web-{}", host.name()), format!("job-{}", host.name()));
+    assert!(said.contains(&format!("pod default/{web}: running and ready")), "{said}");
+    // It may be seen while it runs, and when it has ended.
+    assert!(said.contains(&format!("pod default/{job}: ")), "{said}");
+    let running = || host.ctr(["tasks", "ls"]).unwrap().matches("RUNNING").count();
+    assert!(running() >= 2, "{}", host.ctr(["tasks", "ls"]).unwrap());
+
+    let failing = json!([container("c", "exit 3")]);
+    fs::write(dir.join("broken.yaml"), manifest("broken", "Never", failing)).unwrap();
+    fs::write(dir.join("wrong.yaml"), ": {").unwrap();
+    let (code, said) = run_once(&host);
+    assert_eq!(code, Some(1), "{said}");
+    let last = said.lines().last().unwrap_or_default();
+    assert!(
+        last.contains(&format!("2 failed: manifest {}", dir.join("wrong.yaml").display())),
+        "{last}"
+    );
+    assert!(
+        last.contains(&format!("pod default/broken-{}: container c: exit code 3", host.name())),
+        "{last}"
+    );
+    assert!(said.contains(&format!("pod default/{web}: running and ready")), "{said}");
+
+    // What the single runs left is an ordinary node's to end.
+    fs::remove_dir_all(&dir).unwrap();
+    let node = Node::standalone(&host, NodeOptions::default()).unwrap();
+    wait_until(PATIENCE, "no container is left", async || {
+        match host.ctr(["containers", "ls", "-q"]).unwrap() {
+            none if none.trim().is_empty() => Ok(()),
+            some => Err(some),
+        }
+    })
+    .await
+    .unwrap();
+    drop(node);
+    host.assert_clean();
+}
