@@ -138,7 +138,7 @@ fn hugepages(
             let bytes = name.strip_prefix("hugepages-").map(|size| Quantity(size.to_owned()));
             bytes.as_ref().and_then(qos::milli) == Some(i128::from(size) * 1000)
         });
-        of_size.last().and_then(|(_, limit)| u64::try_from(qos::milli(limit)? / 1000).ok())
+        of_size.next_back().and_then(|(_, limit)| u64::try_from(qos::milli(limit)? / 1000).ok())
     };
     let limit = |size: &u64| {
         let (unit, shift) = match *size {
