@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use longshore_cri::v1;
-use longshore_pod::observed::Sandbox;
+use longshore_pod::observed::{Sandbox, State};
 use longshore_pod::plan::Start;
 use longshore_pod::spec::{self, ContainerKind};
 use tracing::debug;
@@ -122,6 +122,9 @@ impl PodRuntime {
         let say = |reason: &str, message: &str| {
             self.announcer.container(pod, start.kind, &start.name, false, reason, message);
         };
+        self.remove_unstarted(pod, &start.name).await.map_err(|error| {
+            self.not_started(pod, start, "CreateContainerError", error.to_string())
+        })?;
         let Prepared { config, sandbox_config, log } = prepared;
         let created = self.cri.create_container(&sandbox.id, config, sandbox_config).await;
         let id = created.map_err(|error| {
@@ -152,6 +155,18 @@ impl PodRuntime {
             debug!(link = %link.display(), %error, "no link to the log");
         }
         Ok(id)
+    }
+
+    /// What was made and never started, as by a daemon that was killed then, makes way for the
+    /// container that comes in its place. The runtime refuses this while it is being started.
+    async fn remove_unstarted(&self, pod: &Pod, name: &str) -> Result<(), Error> {
+        let seen = self.observer.pod(spec::uid(pod));
+        match seen.as_ref().and_then(|seen| seen.newest(name)) {
+            Some(run) if run.state == State::Created => {
+                self.remove_container(pod, name, &run.id).await
+            }
+            _ => Ok(()),
+        }
     }
 
     fn not_started(

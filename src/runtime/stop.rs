@@ -30,7 +30,7 @@ impl PodRuntime {
 
     /// Remove a container that has ended, and the link to its log.
     pub async fn remove_container(&self, pod: &Pod, name: &str, id: &str) -> Result<(), Error> {
-        forgive_gone(self.cri.remove_container(id).await)?;
+        // The link goes first: once the container is gone, nothing tells of it.
         let link = container::legacy_log_link(pod, name, id);
         match tokio::fs::remove_file(&link).await {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -38,6 +38,7 @@ impl PodRuntime {
             }
             _ => {}
         }
+        forgive_gone(self.cri.remove_container(id).await)?;
         self.observer.removed(spec::uid(pod), id);
         Ok(())
     }
@@ -65,10 +66,16 @@ impl PodRuntime {
 
     /// Remove the pod's directory, with the volumes in it, and its logs.
     pub async fn remove_files(&self, pod: &Pod) -> Result<(), Error> {
+        self.remove_logs(spec::uid(pod)).await?;
+        // The last to go: by it, a daemon that comes after this one finds what is left to do.
         self.volumes.remove_pod(spec::uid(pod)).await?;
         self.user_namespaces.release(spec::uid(pod));
+        Ok(())
+    }
+
+    async fn remove_logs(&self, uid: &str) -> Result<(), Error> {
         // By its end, for of some orphans the UID is all that is known.
-        let suffix = format!("_{}", spec::uid(pod));
+        let suffix = format!("_{uid}");
         let logs = &self.settings.pod_logs_dir;
         let at = |path: &Path| {
             let path = path.to_owned();

@@ -176,7 +176,13 @@ impl Registry {
             });
         }
         if deletes {
-            let (mut previous, revision) = self.store.delete(key, revision).await?;
+            let (mut previous, revision) = match self.store.delete(key, revision).await {
+                // Its node was told by our own write that it may go, and was quicker.
+                Err(Error::Conflict { current: None, .. }) if written.is_some() => {
+                    return Ok(written.map(|written| Written { deleted: true, ..written }));
+                }
+                deleted => deleted?,
+            };
             previous.mod_revision = revision;
             written = Some(Written {
                 object: decode(resource, &previous).map_err(broken)?,

@@ -192,7 +192,11 @@ impl Planner<'_> {
             None => plan.start.push(Start {
                 kind,
                 name: container.name.clone(),
-                restart_count: newest.map(|run| run.restart_count.saturating_add(1)),
+                restart_count: newest.map(|run| match run.state {
+                    // Its run is still to come.
+                    State::Created => run.restart_count,
+                    _ => run.restart_count.saturating_add(1),
+                }),
                 last_end,
             }),
         }

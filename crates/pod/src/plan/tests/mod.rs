@@ -170,6 +170,15 @@ fn a_container_that_never_ran_is_still_to_run_after_its_sandbox_was_lost() {
 }
 
 #[test]
+fn what_was_made_and_never_started_does_not_count_as_a_run() {
+    for count in [0, 3] {
+        let made = run("a", 0, count, State::Created);
+        let seen = observed(vec![sandbox(0, true)], vec![made]);
+        assert_eq!(steps(&pod("Never", &["a"]), &seen), [format!("start a {count}")]);
+    }
+}
+
+#[test]
 fn counts_of_the_runtime_cannot_overflow() {
     let seen = observed(vec![sandbox(u32::MAX, false)], vec![]);
     assert_eq!(steps(&pod("Always", &["a"]), &seen), ["sandbox 4294967295"]);
@@ -286,7 +295,7 @@ fn guests_start_once() {
         assert!(steps(&pod, &seen).is_empty(), "never again");
     }
     let made = run("e", 0, 0, State::Created);
-    assert_eq!(steps(&pod, &with(vec![made, up("f"), up("i")])), ["start e 1"]);
+    assert_eq!(steps(&pod, &with(vec![made, up("f"), up("i")])), ["start e 0"]);
     let over = with(vec![up("e"), up("f"), run("a", 0, 0, exited(0))]);
     assert_eq!(steps(&pod, &over), ["stop"], "they do not keep a pod alive");
     assert_eq!(steps(&pod, &observed(vec![], vec![])), ["sandbox 0"]);
@@ -418,6 +427,7 @@ fn carried_out(plan: &Plan, mut seen: ObservedPod) -> ObservedPod {
     for start in &plan.start {
         let attempt = seen.sandboxes[0].attempt;
         let started = run(&start.name, attempt, start.restart_count.unwrap_or(0), running());
+        seen.containers.retain(|run| run.name != start.name || run.state != State::Created);
         seen.containers.insert(0, started);
     }
     seen
