@@ -10,6 +10,7 @@ use crate::death::{self, Deaths};
 use crate::deletion::{self, Deletion};
 use crate::floor::{Floor, Limit, Runs};
 use crate::idle::{self, Idle};
+use crate::probes::{self, Probes};
 use crate::restart::{self, Restart};
 
 /// How many pods may be in the making at once when the floor is searched.
@@ -27,6 +28,7 @@ pub(crate) struct Figures {
     pub(crate) idle: Idle,
     pub(crate) restart: Restart,
     pub(crate) deaths: Deaths,
+    pub(crate) probes: Probes,
 }
 
 /// The same pods without a node and with it.
@@ -43,7 +45,7 @@ pub(crate) async fn run(args: &Args) -> Result<Figures> {
     say("network namespace, containerd, images");
     let mut host = Host::start()?;
     let figures = measure(&mut host, args).await?;
-    host.assert_clean();
+    host.teardown()?;
     Ok(figures)
 }
 
@@ -73,10 +75,15 @@ async fn measure(host: &mut Host, args: &Args) -> Result<Figures> {
         let deletion = deletion::run(&mut cluster, floor.runtime(), &names).await?;
         rounds.push(Round { floors, burst, deletion });
         let machine = cluster.machine().await?;
-        cluster.stop()?;
         if let Some((idle, restart, deaths)) = rest {
-            return Ok(Figures { machine, pods: args.pods, rounds, idle, restart, deaths });
+            say(&format!("probes: {} turns, then {} pods, {} s", args.turns, args.pods, args.idle));
+            let (turns, pods) = (args.turns.into(), args.pods.into());
+            let probes = probes::run(&mut cluster, turns, pods, args.idle).await?;
+            cluster.stop()?;
+            let pods = args.pods;
+            return Ok(Figures { machine, pods, rounds, idle, restart, deaths, probes });
         }
+        cluster.stop()?;
     }
 }
 

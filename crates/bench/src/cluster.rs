@@ -111,6 +111,15 @@ impl<'a> Cluster<'a> {
         })
     }
 
+    /// How many descriptors the daemons have open.
+    pub(crate) fn descriptors(&mut self) -> Result<Uses<usize>> {
+        Ok(Uses {
+            node: process::descriptors(self.node.daemon().pid())?,
+            apiserver: process::descriptors(self.apiserver.daemon().pid())?,
+            containerd: process::descriptors(self.host.containerd()?.pid())?,
+        })
+    }
+
     /// How many requests the apiserver has answered, by verb and resource.
     pub(crate) async fn requests(&self) -> Result<BTreeMap<String, u64>> {
         let request = hyper::Request::get("/metrics").body(Vec::new())?;

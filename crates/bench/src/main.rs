@@ -1,18 +1,21 @@
 //! `make bench`: how quick and how small a node is. On one test host, in turns: the floor (the CRI
 //! calls that the pods need, with no daemon), then the same pods through apiserver and node.
 //!
-//! Flow: `bench` plays the phases (`floor`, `burst`, `idle`, `restart`, `death`, `deletion`), each
-//! of which gives a plain struct of figures → `report` shows them as a table and as JSON.
+//! Flow: `bench` plays the phases (`floor`, `burst`, `idle`, `restart`, `death`, `deletion`,
+//! `probes`), each of which gives a plain struct of figures → `report` shows them as a table and as
+//! JSON.
 //!
-//! Current limitations: one node, one-container pods, images already on the machine.
+//! Current limitations: one node, pods without volumes, images already on the machine.
 mod bench;
 mod burst;
 mod cluster;
 mod death;
 mod deletion;
 mod floor;
+mod gates;
 mod idle;
 mod pods;
+mod probes;
 mod process;
 mod report;
 mod restart;
@@ -41,6 +44,9 @@ struct Args {
     /// How many containers are killed, one after the other, each in another pod.
     #[arg(long, default_value_t = 30)]
     kills: u16,
+    /// How often a pod is turned from Ready to not and back, by what its probe finds.
+    #[arg(long, default_value_t = 30)]
+    turns: u16,
     /// Write all figures to this file, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,

@@ -44,6 +44,11 @@ pub(crate) fn look(pid: u32) -> Result<Use> {
     })
 }
 
+/// How many descriptors a process has open.
+pub(crate) fn descriptors(pid: u32) -> Result<usize> {
+    Ok(Process::new(i32::try_from(pid)?)?.fd_count()?)
+}
+
 /// CPU-seconds of everything that ran on the host, however short it lived; none without cgroup v2.
 ///
 /// Unlike a duration it hardly depends on what else the machine has to do.

@@ -23,6 +23,7 @@ pub(crate) fn table(figures: &Figures) -> String {
     table.burst(rounds);
     table.others(figures);
     table.deletion(rounds);
+    table.probes(figures);
     table.0
 }
 
@@ -95,6 +96,21 @@ impl Table {
         self.line("  Ready again", spread(deaths.ready_seconds));
     }
 
+    fn probes(&mut self, figures: &Figures) {
+        let Figures { pods, probes, .. } = figures;
+        self.line("readiness", "");
+        self.line("  Ready told", spread(probes.ready_seconds));
+        self.line("  not Ready told", spread(probes.unready_seconds));
+        let cost = &probes.cost;
+        let Uses { node, apiserver, containerd } = probes.descriptors;
+        let each = format!("{pods} pods, {:.0} probes a second", probes.per_second);
+        self.line("probes", format!("{each}, {:.0} s", cost.seconds));
+        self.line("  millicores", three(cost.millicores, 1));
+        self.line("  MiB resident (peak)", memory(cost.memory));
+        let open = format!("node {node}, apiserver {apiserver}, containerd {containerd}");
+        self.line("  descriptors", open);
+    }
+
     fn deletion(&mut self, rounds: &[Round]) {
         let of = |figure: fn(&Round) -> f64| median(rounds.iter().map(figure));
         self.line("deletion", "");
@@ -120,7 +136,7 @@ fn tried(rounds: &[Round]) -> String {
 
 fn spread(spread: Option<Spread>) -> String {
     let Some(Spread { p50, p99, max }) = spread else { return "not measured".into() };
-    format!("p50 {p50:.2} s, p99 {p99:.2} s, max {max:.2} s")
+    format!("p50 {p50:.3} s, p99 {p99:.3} s, max {max:.3} s")
 }
 
 fn medians(rounds: &[Round], figure: fn(&Round) -> Uses<f64>) -> String {

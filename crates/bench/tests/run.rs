@@ -12,7 +12,7 @@ fn every_phase_gives_figures() {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("bench.json");
     let output = Command::new(env!("CARGO_BIN_EXE_longshore-bench"))
-        .args(["--pods=3", "--repeat=2", "--idle=1", "--kills=1", "--json"])
+        .args(["--pods=3", "--repeat=2", "--idle=1", "--kills=1", "--turns=2", "--json"])
         .arg(&json)
         .output()
         .unwrap();
@@ -33,6 +33,10 @@ fn every_phase_gives_figures() {
         "/restart/ready_seconds",
         "/deaths/counted_seconds/p50",
         "/deaths/ready_seconds/p50",
+        "/probes/ready_seconds/p50",
+        "/probes/unready_seconds/p50",
+        "/probes/per_second",
+        "/probes/descriptors/node",
     ] {
         let figure = figures.pointer(path).and_then(Value::as_f64);
         assert!(figure.is_some_and(|figure| figure > 0.0), "{path} in {figures:#}");
