@@ -145,7 +145,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     sources.extend(open_manifests(&config, &mut rooms, complain, updates));
     // A single run does not hear the apiserver, and leaves alone what that may want.
     let unheard = once.then_some(Source::Api);
-    let desired = Desired::new(sources.iter().copied().chain(unheard));
+    let desired = Desired::new(sources.into_iter().chain(unheard));
     rooms.open(desired.clone().run(merged, changes));
 
     // what pods ask for by name, and what runs
@@ -235,8 +235,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     notify_ready();
     info!(node = config.node_name, version = KUBERNETES_VERSION, "node runs");
 
+    let url = &config.kubelet.static_pod_url;
     let outcome = match once {
-        true => run_once::wait(&sources, &desired, &status, &complaints, &stop).await,
+        true => run_once::wait(url, &desired, &status, &complaints, &stop).await,
         false => {
             stop.cancelled().await;
             Ok(())

@@ -52,14 +52,20 @@ impl Complaints {
         })
     }
 
+    /// Whether one of them is about this place.
+    fn about(&self, place: &str) -> bool {
+        self.all().contains_key(&format!("manifest {place}"))
+    }
+
     fn all(&self) -> BTreeMap<String, String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Wait until each pod that the sources name runs and is ready, or has ended, and report on each.
+/// Wait until each pod that directory and URL name runs and is ready, or has ended, and report on
+/// each.
 pub async fn wait(
-    sources: &[Source],
+    url: &str,
     desired: &Desired,
     status: &StatusWriter,
     complaints: &Complaints,
@@ -68,8 +74,9 @@ pub async fn wait(
     let waited = async {
         let begun = Instant::now();
         let mut told = BTreeSet::new();
-        // A source that only complains has told what it has, too.
-        while sources.iter().any(|source| desired.awaits(*source)) && complaints.all().is_empty() {
+        // A URL that names no pods only complains.
+        while desired.awaits(Source::File) || desired.awaits(Source::Http) && !complaints.about(url)
+        {
             if begun.elapsed() > MANIFESTS {
                 let reason = format!("manifests could not be read within {MANIFESTS:?}");
                 return BTreeMap::from([("source".to_owned(), reason)]);

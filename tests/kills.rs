@@ -14,7 +14,6 @@ use std::path::PathBuf;
 
 use common::{Cluster, FOREVER, PATIENCE, container, uid};
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::Pod;
 use longshore_cri::v1::{ContainerFilter, PodSandboxFilter};
 use longshore_cri::{Options, Runtime};
 use longshore_testkit::fakecri::{Calls, Fault, FaultProxy};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::{Cluster, FOREVER, PATIENCE, condition, container, phase, run_of, script, uid};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, Secret};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
-use longshore_testkit::fakecri::{Fault, FaultProxy};
+use longshore_testkit::fakecri::Fault;
 use longshore_testkit::{Host, wait_until};
 use serde_json::{Value, json};
 
@@ -87,36 +87,6 @@ async fn rules_decide_which_ends_are_followed_by_another_run() {
     assert_eq!(run_of(&pod).0, 1);
     let pod = until_phase(&cluster, "once", "Failed").await;
     assert_eq!(run_of(&pod).0, 0);
-    cluster.host.assert_clean();
-}
-
-#[tokio::test]
-async fn one_end_can_have_all_containers_run_again() {
-    let cluster = Cluster::start().await;
-    let text = format!("test -e /work/ran && {{ {FOREVER}; }}; touch /work/ran; sleep 1; exit 88");
-    let mut spec = script(&text);
-    spec["restartPolicy"] = json!("Never");
-    spec["volumes"] = json!([{"name": "work", "emptyDir": {}}]);
-    spec["containers"][0]["volumeMounts"] = json!([{"name": "work", "mountPath": "/work"}]);
-    spec["containers"][0]["restartPolicy"] = json!("Never");
-    spec["containers"][0]["restartPolicyRules"] = json!([{
-        "action": "RestartAllContainers",
-        "exitCodes": {"operator": "In", "values": [88]},
-    }]);
-    spec["containers"].as_array_mut().unwrap().push(container("d", FOREVER));
-    spec["initContainers"] = json!([container("i", "exit 0")]);
-    cluster.create("all", spec).await;
-    let pod = cluster
-        .until("all", "runs again as a whole", |pod| {
-            let counts: Vec<i32> =
-                ["i", "c", "d"].iter().map(|name| status_of(pod, name).restart_count).collect();
-            match (condition(pod, "Ready").as_str(), counts.as_slice()) {
-                ("True", [1, 1, 1]) => Ok(()),
-                other => Err(format!("{other:?}")),
-            }
-        })
-        .await;
-    assert_eq!(phase(&pod), "Running");
     cluster.host.assert_clean();
 }
 
@@ -201,7 +171,7 @@ async fn what_cannot_be_mounted_leaves_nothing_behind_and_is_tried_again() {
 #[tokio::test]
 async fn an_end_during_the_making_of_a_sandbox_leaves_none() {
     let host = Host::start().expect("a host");
-    let (cluster, proxy) = behind_a_proxy(host).await;
+    let (cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     proxy.inject("RunPodSandbox", Fault::Delay(Duration::from_secs(3)));
     let pod = cluster.create("web", script(FOREVER)).await;
     wait_until(PATIENCE, "the sandbox is being made", async || {
@@ -224,7 +194,7 @@ async fn an_end_during_the_making_of_a_sandbox_leaves_none() {
 #[tokio::test]
 async fn one_call_that_fails_keeps_no_pod_from_its_end() {
     let host = Host::start().expect("a host");
-    let (cluster, proxy) = behind_a_proxy(host).await;
+    let (cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     let mut spec = script(FOREVER);
     spec["containers"].as_array_mut().unwrap().push(container("d", FOREVER));
     let pod = cluster.create("web", spec).await;
@@ -244,7 +214,7 @@ async fn one_call_that_fails_keeps_no_pod_from_its_end() {
 #[tokio::test]
 async fn a_pod_that_completed_is_stopped_once() {
     let host = Host::start().expect("a host");
-    let (cluster, proxy) = behind_a_proxy(host).await;
+    let (cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     let mut spec = script("exit 0");
     spec["restartPolicy"] = json!("Never");
     let pod = cluster.create("job", spec).await;
@@ -260,7 +230,7 @@ async fn a_pod_that_completed_is_stopped_once() {
 #[tokio::test]
 async fn a_look_that_goes_on_failing_is_told() {
     let host = Host::start().expect("a host");
-    let (cluster, proxy) = behind_a_proxy(host).await;
+    let (cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     let refusal = Fault::Error(longshore_cri::Code::Internal, "cannot say".to_owned());
     proxy.inject("ContainerStatus", refusal);
     cluster.create("web", script(FOREVER)).await;
@@ -269,25 +239,6 @@ async fn a_look_that_goes_on_failing_is_told() {
     proxy.release("ContainerStatus");
     assert_eq!(run_of(&cluster.until_ready("web").await).0, 0);
     drop(proxy);
-    cluster.host.assert_clean();
-}
-
-#[tokio::test]
-async fn a_hook_runs_before_the_stop_signal() {
-    let cluster = Cluster::start().await;
-    let (mut spec, notes) = with_notes(
-        &cluster,
-        "trap 'echo term >>/notes/all; exit 0' TERM; while true; do sleep 1000 & wait $!; done",
-    );
-    spec["containers"][0]["lifecycle"] =
-        json!({"preStop": exec("echo hook >>/notes/all; sleep 1; echo hooked >>/notes/all")});
-    spec["terminationGracePeriodSeconds"] = json!(30);
-    cluster.create("web", spec).await;
-    cluster.until_ready("web").await;
-    cluster.delete("web").await;
-    cluster.until_gone("web").await;
-    assert_eq!(std::fs::read_to_string(notes).unwrap(), "hook\nhooked\nterm\n");
-    cluster.until_event("Killing", "Stopping container c").await;
     cluster.host.assert_clean();
 }
 
@@ -336,26 +287,9 @@ async fn a_post_start_hook_that_fails_is_told_and_its_container_begins_again() {
 }
 
 #[tokio::test]
-async fn a_pod_that_vanished_while_nobody_looked_still_gets_its_hook() {
-    let mut cluster = Cluster::start().await;
-    let (mut spec, notes) = with_notes(&cluster, FOREVER);
-    spec["containers"][0]["lifecycle"] = json!({"preStop": exec("echo hook >>/notes/all")});
-    spec["terminationGracePeriodSeconds"] = json!(20);
-    let pod = cluster.create("web", spec).await;
-    cluster.until_ready("web").await;
-    cluster.node.daemon().kill().expect("killed");
-    let force = DeleteParams::default().grace_period(0);
-    cluster.pods().delete("web", &force).await.expect("forced");
-    cluster.node.restart(&cluster.host).expect("started again");
-    cluster.until_traceless(&uid(&pod)).await;
-    assert_eq!(std::fs::read_to_string(notes).unwrap(), "hook\n");
-    cluster.host.assert_clean();
-}
-
-#[tokio::test]
 async fn a_container_that_does_not_work_waits_for_no_other() {
     let host = Host::start().expect("a host");
-    let (cluster, proxy) = behind_a_proxy(host).await;
+    let (cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     proxy.inject("PullImage", Fault::Hang);
     let mut spec = script(FOREVER);
     spec["containers"][0]["livenessProbe"] =
@@ -394,14 +328,6 @@ fn with_notes(cluster: &Cluster, text: &str) -> (Value, std::path::PathBuf) {
 
 fn exec(text: &str) -> Value {
     json!({"exec": {"command": ["sh", "-c", text]}})
-}
-
-async fn behind_a_proxy(host: Host) -> (Cluster, FaultProxy) {
-    let socket = host.dir().join("proxy.sock");
-    let proxy = FaultProxy::start(&socket, host.socket()).expect("a proxy");
-    let endpoint = format!("unix://{}", socket.display());
-    let cluster = Cluster::on(host, json!({"containerRuntimeEndpoint": endpoint})).await;
-    (cluster, proxy)
 }
 
 async fn until_phase(cluster: &Cluster, name: &str, wanted: &str) -> Pod {

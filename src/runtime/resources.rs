@@ -127,18 +127,18 @@ static HUGE_PAGES: LazyLock<Vec<u64>> = LazyLock::new(|| {
     sizes.collect()
 });
 
-/// A limit for each size of huge pages: what the last list says that names it, or none at all.
+/// A limit for each size of huge pages: what the last list that names it says, or none.
 fn hugepages(
     sizes: &[u64],
     limits: [Option<&BTreeMap<String, Quantity>>; 2],
 ) -> Vec<HugepageLimit> {
     let named = |size: u64| {
-        let limits = limits.into_iter().flatten().flatten();
-        let of_size = limits.filter(|(name, _)| {
+        let mut limits = limits.into_iter().rev().flatten().flatten();
+        let of_size = limits.find(|(name, _)| {
             let bytes = name.strip_prefix("hugepages-").map(|size| Quantity(size.to_owned()));
             bytes.as_ref().and_then(qos::milli) == Some(i128::from(size) * 1000)
         });
-        of_size.last().and_then(|(_, limit)| u64::try_from(qos::milli(limit)? / 1000).ok())
+        of_size.and_then(|(_, limit)| u64::try_from(qos::milli(limit)? / 1000).ok())
     };
     let limit = |size: &u64| {
         let (unit, shift) = match *size {

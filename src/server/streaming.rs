@@ -4,7 +4,8 @@
 //! joined to that. Which bytes flow is between the client and the runtime, but for WebSocket
 //! clients of the newest protocols, which runtimes do not speak.
 //!
-//! Current limitations: a streaming server with TLS is not called.
+//! Current limitations: a streaming server with TLS is not called. A command that leaves more of its
+//! input unread than a pipe holds may be slow to end, or not end: containerd waits for a reader.
 
 use std::io;
 use std::sync::Arc;

@@ -99,7 +99,8 @@ fn changes(path: &Path) -> Option<inotify::EventStream<[u8; 1024]>> {
 /// What a file gave when it was last read, and of which content.
 struct Known {
     content: Vec<u8>,
-    result: Result<Pod, manifest::Error>,
+    /// Why that gave no pod.
+    error: Option<manifest::Error>,
     /// The pod of the last content that gave one: an edit that went wrong stops nothing.
     pod: Option<Pod>,
 }
@@ -149,6 +150,11 @@ impl Scanner {
     fn read(&mut self, file: &Path) {
         let content = match content(file) {
             Ok(content) => content,
+            // It went since its directory was read.
+            Err(_) if !file.exists() => {
+                self.known.remove(file);
+                return;
+            }
             Err(error) => return self.note(file, Vec::new(), Err(error)),
         };
         if self.known.get(file).is_some_and(|known| known.content == content) {
@@ -160,17 +166,21 @@ impl Scanner {
 
     /// Keep a result. A complaint is made once for each content.
     fn note(&mut self, file: &Path, content: Vec<u8>, result: Result<Pod, manifest::Error>) {
-        let same = self.known.get(file).is_some_and(|known| known.result == result);
-        match &result {
-            Err(error) if !same => (self.complain)(&file.to_string_lossy(), &error.to_string()),
-            Ok(pod) if !same => {
-                info!(file = %file.display(), pod = pod.metadata.name, "static pod")
+        let (error_before, pod_before) =
+            self.known.remove(file).map_or((None, None), |known| (known.error, known.pod));
+        let (error, pod) = match result {
+            Ok(pod) => {
+                info!(file = %file.display(), pod = pod.metadata.name, "static pod");
+                (None, Some(pod))
             }
-            _ => {}
-        }
-        let before = self.known.remove(file).and_then(|known| known.pod);
-        let pod = result.as_ref().ok().cloned().or(before);
-        self.known.insert(file.to_owned(), Known { content, result, pod });
+            Err(error) => {
+                if error_before.as_ref() != Some(&error) {
+                    (self.complain)(&file.to_string_lossy(), &error.to_string());
+                }
+                (Some(error), pod_before)
+            }
+        };
+        self.known.insert(file.to_owned(), Known { content, error, pod });
     }
 
     fn files(&self) -> std::io::Result<Vec<PathBuf>> {

@@ -6,29 +6,27 @@
 //! end is deleted only after its last status was taken.
 
 mod patch;
+mod write;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
 use longshore_pod::spec;
-use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use crate::desired::Desired;
+use write::write;
 
 /// Writes under way at once.
 const PARALLEL: usize = 8;
 const RETRY_BASE: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(10);
-/// A write that takes longer is given up and tried again.
-const WRITE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// The latest status of one pod.
 #[derive(Debug)]
@@ -301,107 +299,6 @@ impl Entry {
 /// Versions of one object are ordered, as numbers.
 fn version(pod: &Pod) -> u64 {
     pod.metadata.resource_version.as_deref().and_then(|text| text.parse().ok()).unwrap_or(0)
-}
-
-async fn write(client: kube::Client, job: &Job) -> Outcome {
-    match tokio::time::timeout(WRITE_DEADLINE, write_once(client, job)).await {
-        Ok(Ok(outcome)) => outcome,
-        Ok(Err(error)) => {
-            warn!(pod = spec::name(&job.pod), uid = job.uid, %error, "status not written, trying again");
-            Outcome::Failed
-        }
-        Err(_) => {
-            warn!(
-                pod = spec::name(&job.pod),
-                uid = job.uid,
-                "status not written in time, trying again"
-            );
-            Outcome::Failed
-        }
-    }
-}
-
-async fn write_once(client: kube::Client, job: &Job) -> Result<Outcome, kube::Error> {
-    let pods: Api<Pod> = Api::namespaced(client, spec::namespace(&job.pod));
-    let name = spec::name(&job.pod);
-    let mut taken = 0;
-    if let Some(body) = patch::between(&job.object_uid, &job.written, &job.wanted) {
-        let written = match patch_status(&pods, job, body.clone()).await {
-            // One bad field must not hold back the others, and never a pod's end.
-            Err(error) if is_invalid(&error) && is_there(&pods, job).await? => {
-                write_in_parts(&pods, job, body).await
-            }
-            written => written,
-        };
-        match written {
-            Ok(version) => taken = version,
-            Err(error) => return gone_or(&pods, job, error).await,
-        }
-    }
-    if job.finish && !spec::is_static(&job.pod) {
-        let params = DeleteParams {
-            grace_period_seconds: Some(0),
-            preconditions: Some(Preconditions {
-                uid: Some(job.object_uid.clone()),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
-        match pods.delete(name, &params).await {
-            Ok(_) => debug!(pod = name, uid = job.uid, "pod deleted"),
-            Err(error) => return gone_or(&pods, job, error).await,
-        }
-    }
-    Ok(Outcome::Taken { version: taken })
-}
-
-/// Gives the version that the object has then.
-async fn patch_status(pods: &Api<Pod>, job: &Job, body: Value) -> Result<u64, kube::Error> {
-    let name = spec::name(&job.pod);
-    let pod = pods.patch_status(name, &PatchParams::default(), &Patch::Strategic(body)).await?;
-    debug!(pod = name, uid = job.uid, phase = job.wanted.phase, "status written");
-    Ok(version(&pod))
-}
-
-/// Write what the apiserver takes of a status that it refuses as a whole. The rest is not tried
-/// again before the status or the object changes: it would be refused again.
-async fn write_in_parts(pods: &Api<Pod>, job: &Job, body: Value) -> Result<u64, kube::Error> {
-    let mut taken = 0;
-    for (field, part) in patch::parts(&body) {
-        match patch_status(pods, job, part).await {
-            Ok(version) => taken = version,
-            Err(error) if is_invalid(&error) => {
-                let (pod, uid) = (spec::name(&job.pod), &job.uid);
-                warn!(pod, uid, field, %error, "the apiserver refuses a part of the status");
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(taken)
-}
-
-fn is_invalid(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == 422)
-}
-
-/// Whether the object that is written to is there (still).
-async fn is_there(pods: &Api<Pod>, job: &Job) -> Result<bool, kube::Error> {
-    let there = pods.get_opt(spec::name(&job.pod)).await?;
-    Ok(there.is_some_and(|pod| spec::uid(&pod) == job.object_uid))
-}
-
-/// A refusal because the object is another one by now, or none, is as good as written: there is
-/// nobody left to tell.
-async fn gone_or(pods: &Api<Pod>, job: &Job, error: kube::Error) -> Result<Outcome, kube::Error> {
-    let refused =
-        matches!(&error, kube::Error::Api(status) if [404, 409, 422].contains(&status.code));
-    if !refused {
-        return Err(error);
-    }
-    match is_there(pods, job).await? {
-        true => Err(error),
-        false => Ok(Outcome::Gone),
-    }
 }
 
 #[cfg(test)]

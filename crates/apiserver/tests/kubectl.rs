@@ -136,7 +136,14 @@ fn get_describe_and_delete() {
     kubectl.ok("run quick --image=busybox");
     kubectl.ok("expose pod quick --port=80");
     assert!(kubectl.ok("get service quick").contains("80/TCP"));
-    assert!(kubectl.fails("debug quick --image=busybox", "").contains("ephemeral containers are"));
+    kubectl.ok("debug quick --image=busybox --container=look --target=quick");
+    let target = "get pod quick -o jsonpath={.spec.ephemeralContainers[0].targetContainerName}";
+    assert_eq!(kubectl.ok(target), "quick");
+    let again = kubectl.fails("debug quick --image=busybox --target=none", "");
+    assert!(
+        again.contains("spec.ephemeralContainers[1].targetContainerName: Not found"),
+        "{again}"
+    );
     kubectl.ok("delete secret,service,pod --all --now");
 }
 

@@ -1,1 +1,363 @@
+#![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::convert::Infallible;
+
+use bytes::{Buf, BufMut, BytesMut};
+use futures::executor::block_on;
+use futures::{FutureExt, SinkExt, StreamExt};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::service::service_fn;
+use hyper::upgrade::Upgraded;
+use hyper::{Method, Request, Uri};
+use hyper_util::rt::TokioIo;
+use proptest::prelude::*;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::protocol::Role;
+
+use super::*;
+use crate::spdy::{Frame, Opener, PIECE, Reader};
+
+const IDLE: Duration = Duration::from_secs(3600);
+
+type Reply = Response<UnsyncBoxBody<Bytes, hyper::Error>>;
+
+fn target() -> Uri {
+    Uri::from_static("http://runtime:1/exec/token")
+}
+
+/// A server at the other end of the pipe that is given back.
+fn server<F>(answer: impl Fn(Request<Incoming>) -> F + Send + 'static) -> DuplexStream
+where
+    F: Future<Output = Reply> + Send + 'static,
+{
+    let (near, far) = duplex(1 << 16);
+    tokio::spawn(async move {
+        let service = service_fn(move |request| answer(request).map(Ok::<_, Infallible>));
+        let http = hyper::server::conn::http1::Builder::new();
+        let _ = http.serve_connection(TokioIo::new(far), service).with_upgrades().await;
+    });
+    near
+}
+
+fn said(status: u16, text: impl Into<Bytes>) -> Reply {
+    let body = Full::new(text.into()).map_err(|never| match never {}).boxed_unsync();
+    Response::builder().status(status).header("location", "/x").body(body).unwrap()
+}
+
+/// Our own failures are 599.
+fn reply(answer: Result<Answer, Error>) -> Reply {
+    match answer {
+        Ok(answer) => answer.map(|body| {
+            let body = body.map_err(|error| match error.downcast::<hyper::Error>() {
+                Ok(error) => *error,
+                Err(error) => panic!("{error}"),
+            });
+            body.boxed_unsync()
+        }),
+        Err(error) => said(599, error.to_string()),
+    }
+}
+
+/// A server that hands requests on to `backend`.
+fn passing(backend: DuplexStream, idle: Duration) -> DuplexStream {
+    let backend = std::sync::Mutex::new(Some(backend));
+    server(move |mut request| {
+        let backend = backend.lock().unwrap().take().unwrap();
+        async move { reply(pass(&mut request, &target(), backend, idle).await) }
+    })
+}
+
+/// A backend that upgrades, and what it does then.
+fn upgrading<F>(
+    session: impl Fn(TokioIo<Upgraded>) -> F + Send + Sync + Copy + 'static,
+) -> DuplexStream
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    server(move |mut request| {
+        let upgrade = hyper::upgrade::on(&mut request);
+        tokio::spawn(async move { session(TokioIo::new(upgrade.await.unwrap())).await });
+        let mut reply = said(101, "");
+        reply.headers_mut().insert("connection", "Upgrade".parse().unwrap());
+        reply.headers_mut().insert("upgrade", "SPDY/3.1".parse().unwrap());
+        async { reply }
+    })
+}
+
+async fn ask(io: DuplexStream, request: Request<Empty<Bytes>>) -> Response<Incoming> {
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(io)).await.unwrap();
+    tokio::spawn(connection.with_upgrades());
+    sender.send_request(request).await.unwrap()
+}
+
+async fn text(response: Response<Incoming>) -> (u16, String) {
+    let status = response.status().as_u16();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    (status, String::from_utf8(body.to_vec()).unwrap())
+}
+
+#[tokio::test]
+async fn an_answer_that_is_no_upgrade_is_the_clients() {
+    let upgrade = || spdy_request(&target(), &["v4.channel.k8s.io"]);
+    let plain = Request::new(Empty::new());
+    for (request, backend, expected) in [
+        (upgrade(), said(404, "gone"), (404, "gone")),
+        (upgrade(), said(302, ""), (599, "redirect this request, which is not permitted")),
+        (plain, said(200, ""), (599, "Upgrade request required")),
+    ] {
+        let backend = std::sync::Mutex::new(Some(backend));
+        let backend = server(move |_| {
+            let reply = backend.lock().unwrap().take().unwrap();
+            async { reply }
+        });
+        let (status, body) = text(ask(passing(backend, IDLE), request).await).await;
+        assert_eq!(status, expected.0, "{body}");
+        assert!(body.contains(expected.1), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn the_backend_does_not_see_who_the_client_is() {
+    let mut request = spdy_request(&target(), &["v4.channel.k8s.io", "channel.k8s.io"]);
+    for (name, value) in
+        [("authorization", "Bearer x"), ("impersonate-user", "root"), ("x-more", "y")]
+    {
+        request.headers_mut().insert(name, value.parse().unwrap());
+    }
+    *request.uri_mut() = Uri::from_static("/exec/ns/pod/c?command=ls");
+    let backend = server(|request| {
+        let line = format!("{} {}\n{:?}", request.method(), request.uri(), request.headers());
+        async { said(200, line) }
+    });
+    let (_, seen) = text(ask(passing(backend, IDLE), request).await).await;
+    assert!(seen.starts_with("POST /exec/token\n"), "{seen}");
+    for part in ["runtime:1", "SPDY/3.1", "v4.channel.k8s.io", "x-more"] {
+        assert!(seen.contains(part), "no {part}: {seen}");
+    }
+    assert!(!seen.contains("Bearer") && !seen.contains("impersonate"), "{seen}");
+}
+
+#[tokio::test]
+async fn bytes_flow_both_ways_until_a_side_ends() {
+    let backend = upgrading(async |mut io| {
+        let mut word = [0; 5];
+        io.read_exact(&mut word).await.unwrap();
+        io.write_all(&word).await.unwrap();
+        io.flush().await.unwrap();
+    });
+    let response = ask(passing(backend, IDLE), spdy_request(&target(), &[])).await;
+    assert_eq!(response.status(), 101);
+    let mut io = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
+    io.write_all(b"hello").await.unwrap();
+    let mut heard = Vec::new();
+    io.read_to_end(&mut heard).await.unwrap();
+    assert_eq!(heard, b"hello");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_nobody_uses_ends() {
+    let backend = upgrading(async |mut io| {
+        io.write_all(b"one").await.unwrap();
+        io.flush().await.unwrap();
+        let _ = io.read(&mut [0]).await;
+    });
+    let idle = Duration::from_secs(60);
+    let response = ask(passing(backend, idle), spdy_request(&target(), &[])).await;
+    let mut io = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
+    let began = tokio::time::Instant::now();
+    let mut heard = Vec::new();
+    let _ = io.read_to_end(&mut heard).await;
+    assert_eq!(heard, b"one");
+    assert!((60..=61).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+}
+
+/// A streaming server in which `cat` runs, or which dies with its streams open.
+async fn cat(mut io: TokioIo<Upgraded>, dies: bool) {
+    let (mut head, mut streams) = ([0; 8], Vec::new());
+    while io.read_exact(&mut head).await.is_ok() {
+        let (mut first, mut second) = (&head[..4], &head[4..]);
+        let (first, second) = (first.get_u32(), second.get_u32());
+        let mut body = vec![0; (second & 0xff_ffff) as usize];
+        io.read_exact(&mut body).await.unwrap();
+        if first == 0x8003_0001 {
+            streams.push((&body[..4]).get_u32());
+            let mut frame = BytesMut::from(&[0x80, 3, 0, 2, 0, 0, 0, 4][..]);
+            frame.put_slice(&body[..4]);
+            io.write_all(&frame).await.unwrap();
+            io.flush().await.unwrap();
+            if dies && streams.len() == 3 {
+                return;
+            }
+            continue;
+        }
+        let [error, stdin, stdout] = streams[..] else { panic!("{streams:?}") };
+        assert_eq!(first, stdin);
+        let last = second >> 24 == 1;
+        io.write_all(&spdy::data(stdout, body.len(), last)).await.unwrap();
+        io.write_all(&body).await.unwrap();
+        if last {
+            let status = br#"{"status":"Success"}"#;
+            io.write_all(&spdy::data(error, status.len(), true)).await.unwrap();
+            io.write_all(status).await.unwrap();
+        }
+        io.flush().await.unwrap();
+    }
+}
+
+/// A WebSocket client whose command's input and output go to that backend.
+async fn command(
+    backend: impl Future<Output = Result<Upgraded, Error>> + Send + 'static,
+) -> WebSocketStream<TokioIo<Upgraded>> {
+    let backend = std::sync::Mutex::new(Some(backend));
+    let front = server(move |mut request| {
+        assert!(is_remote_command(request.headers()));
+        let backend = backend.lock().unwrap().take().unwrap();
+        let streams = Streams { stdin: true, stdout: true, ..Streams::default() };
+        let reply = reply(remote_command(&mut request, streams, backend, IDLE));
+        async { reply }
+    });
+    let request = Request::builder()
+        .header("connection", "keep-alive, Upgrade")
+        .header("upgrade", "websocket")
+        .header("sec-websocket-version", "13")
+        .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
+        .header("sec-websocket-protocol", "v5.channel.k8s.io, v4.channel.k8s.io")
+        .method(Method::GET);
+    let response = ask(front, request.body(Empty::new()).unwrap()).await;
+    assert_eq!(response.headers()["sec-websocket-accept"], "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+    assert_eq!(response.headers()["sec-websocket-protocol"], "v5.channel.k8s.io");
+    let io = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
+    let mut socket = WebSocketStream::from_raw_socket(io, Role::Client, None).await;
+    assert_eq!(socket.next().await.unwrap().unwrap(), Message::binary(&[1][..]));
+    socket
+}
+
+async fn status(socket: &mut WebSocketStream<TokioIo<Upgraded>>) -> Value {
+    let message = socket.next().await.unwrap().unwrap().into_data();
+    assert_eq!(message[0], 3, "{message:?}");
+    let Some(Ok(Message::Close(Some(close)))) = socket.next().await else {
+        panic!("no close with a code")
+    };
+    assert_eq!(u16::from(close.code), 1000);
+    serde_json::from_slice(&message[1..]).unwrap()
+}
+
+#[tokio::test]
+async fn channels_become_streams_and_back() {
+    let backend = upgrading(|io| cat(io, false));
+    let mut socket = command(upgrade(backend, spdy_request(&target(), &[]))).await;
+    let much = vec![7; 3 * PIECE];
+    socket.send(Message::binary([&[0], &much[..]].concat())).await.unwrap();
+    socket.send(Message::binary(&[4, 1][..])).await.unwrap();
+    let mut heard = Vec::new();
+    while heard.len() < much.len() {
+        let message = socket.next().await.unwrap().unwrap().into_data();
+        assert_eq!(message[0], 1);
+        heard.extend_from_slice(&message[1..]);
+    }
+    assert_eq!(heard, much);
+    socket.send(Message::binary(&[255, 0][..])).await.unwrap();
+    assert_eq!(status(&mut socket).await["status"], "Success");
+}
+
+#[tokio::test]
+async fn what_goes_wrong_behind_is_the_commands_status() {
+    let mut refused = command(async { Err(Error::Timeout) }).await;
+    let dead = upgrading(|io| cat(io, true));
+    let mut dead = command(upgrade(dead, spdy_request(&target(), &[]))).await;
+    let gone = server(|_| async { said(404, "no such token\n") });
+    let mut gone = command(upgrade(gone, spdy_request(&target(), &[]))).await;
+    for (socket, expected) in [
+        (&mut refused, "Internal error occurred: no answer from the backend in time"),
+        (&mut dead, "Internal error occurred: SPDY: closed before the command's end was told"),
+        (
+            &mut gone,
+            "Internal error occurred: unable to upgrade connection: no such token (404 Not Found)",
+        ),
+    ] {
+        let status = status(socket).await;
+        assert_eq!((&status["status"], &status["code"]), (&"Failure".into(), &500.into()));
+        assert_eq!(status["message"], expected);
+    }
+}
+
+#[tokio::test]
+async fn a_handshake_at_fault_is_refused() {
+    for (method, version, key, expected) in [
+        ("POST", "13", Some("x"), "the method is not GET"),
+        ("GET", "8", Some("x"), "the version is not 13"),
+        ("GET", "13", None, "no key"),
+    ] {
+        let mut request =
+            Request::builder().method(method).header("sec-websocket-version", version);
+        if let Some(key) = key {
+            request = request.header("sec-websocket-key", key);
+        }
+        let error = websocket::accept(&request.body(()).unwrap(), None).unwrap_err();
+        assert_eq!(error.to_string(), format!("invalid WebSocket handshake: {expected}"));
+    }
+}
+
+/// All frames, and whether they ended as they should.
+fn frames(bytes: &[u8]) -> (Vec<Frame>, bool) {
+    let mut reader = Reader::new(bytes);
+    let mut frames = Vec::new();
+    loop {
+        match block_on(reader.next()) {
+            Ok(Some(frame)) => frames.push(frame),
+            end => return (frames, end.is_ok()),
+        }
+    }
+}
+
+#[test]
+fn frames_are_read() {
+    let mut bytes = BytesMut::new();
+    bytes.put_slice(&[0x80, 3, 0, 2, 0, 0, 0, 4, 0, 0, 0, 5]);
+    bytes.put_slice(&[0x80, 3, 0, 4, 0, 0, 0, 2, 9, 9]); // settings
+    bytes.put_slice(&spdy::data(5, PIECE + 1, true));
+    bytes.put_bytes(1, PIECE + 1);
+    bytes.put_slice(&spdy::data(5, 0, false));
+    bytes.put_slice(&[0x80, 3, 0, 3, 0, 0, 0, 8, 0, 0, 0, 7, 0, 0, 0, 1]);
+    bytes.put_slice(&spdy::ping(2));
+    let part = |length, last| Frame::Data { stream: 5, bytes: vec![1; length].into(), last };
+    let expected = [
+        Frame::Reply { stream: 5 },
+        part(PIECE, false),
+        part(1, true),
+        part(0, false),
+        Frame::Reset { stream: 7 },
+        Frame::Ping { id: 2 },
+    ];
+    assert_eq!(frames(&bytes), (expected.into(), true));
+    assert!(!frames(&bytes[..bytes.len() - 1]).1, "an end within a frame is none");
+    assert!(!frames(&[0x80, 3, 0, 6, 0, 0, 0, 2, 0, 0]).1, "a ping has an id");
+    assert!(!frames(&[0x80, 3, 0, 1, 0, 0xff, 0xff, 0xff]).1, "control frames are short");
+}
+
+#[test]
+fn streams_have_odd_ids_and_one_zlib_stream() {
+    let mut opener = Opener::default();
+    let (first, frame) = opener.open("streamtype", "error");
+    let (second, other) = opener.open("streamtype", "stdin");
+    assert_eq!((first, second), (1, 3));
+    // id, no parent, priority: 10 bytes; then the start of the stream, once
+    assert_eq!(frame[18..20], [0x78, 0x01]);
+    assert_eq!(other[18], 0);
+    for frame in [&frame, &other] {
+        assert_eq!((&frame[4..8]).get_u32() as usize, frame.len() - 8);
+        assert!(frame.ends_with(&[0, 0, 0, 0xff, 0xff]), "flushed");
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_read_to_an_end(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        frames(&bytes);
+    }
+}

@@ -17,7 +17,7 @@ const TOKEN_SECONDS: i64 = 3600;
 pub(super) fn apply(pod: &mut Pod) {
     let Some(spec) = &mut pod.spec else { return };
     for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
-        container.resources.as_mut().map(requests_follow_limits);
+        container.resources.iter_mut().for_each(requests_follow_limits);
     }
     pod_level::apply(spec);
     spec.enable_service_links.get_or_insert(true);
@@ -90,7 +90,7 @@ fn container(container: &mut Container) {
         default(&mut port.protocol, "TCP");
     }
     for source in container.env.iter_mut().flatten().filter_map(|env| env.value_from.as_mut()) {
-        source.field_ref.as_mut().map(field);
+        source.field_ref.iter_mut().for_each(field);
         if let Some(file) = &mut source.file_key_ref {
             file.optional.get_or_insert_default();
         }
@@ -122,7 +122,7 @@ fn probe(probe: &mut Probe) {
     default_number(&mut probe.period_seconds, 10);
     default_number(&mut probe.success_threshold, 1);
     default_number(&mut probe.failure_threshold, 3);
-    probe.http_get.as_mut().map(http_get);
+    probe.http_get.iter_mut().for_each(http_get);
     if let Some(grpc) = &mut probe.grpc {
         grpc.service.get_or_insert_default();
     }
@@ -165,7 +165,7 @@ fn volume(volume: &mut Volume) {
     if let Some(projected) = &mut volume.projected {
         projected.default_mode.get_or_insert(MODE);
         for source in projected.sources.iter_mut().flatten() {
-            source.downward_api.as_mut().map(|source| downward(&mut source.items));
+            source.downward_api.iter_mut().for_each(|source| downward(&mut source.items));
             if let Some(token) = &mut source.service_account_token {
                 token.expiration_seconds.get_or_insert(TOKEN_SECONDS);
             }

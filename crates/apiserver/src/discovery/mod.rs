@@ -209,7 +209,8 @@ mod tests {
                 "authorization.k8s.io",
                 "coordination.k8s.io",
                 "discovery.k8s.io",
-                "events.k8s.io"
+                "events.k8s.io",
+                "node.k8s.io"
             ]
         );
         for name in names {
@@ -237,6 +238,11 @@ mod tests {
         let eviction = find(&list["resources"], "name", "pods/eviction");
         assert_eq!((&eviction["group"], &eviction["version"]), (&json!("policy"), &json!("v1")));
         assert_eq!(find(&list["resources"], "name", "pods/status")["kind"], "Pod");
+        let exec = find(&list["resources"], "name", "pods/exec");
+        assert_eq!(
+            (&exec["kind"], &exec["verbs"]),
+            (&json!("PodExecOptions"), &json!(["create", "get"]))
+        );
     }
 
     #[test]
@@ -247,7 +253,7 @@ mod tests {
         assert_eq!(pods["scope"], "Namespaced");
         assert_eq!(find(&pods["subresources"], "subresource", "log")["verbs"], json!(["get"]));
         let named = aggregated(false);
-        assert_eq!(named["items"].as_array().unwrap().len(), 5);
+        assert_eq!(named["items"].as_array().unwrap().len(), 6);
         assert_eq!(named["items"][2]["metadata"]["name"], "coordination.k8s.io");
     }
 }

@@ -94,9 +94,18 @@ fn add_paths(
         paths.insert(format!("{collection}/{{name}}"), with_parameters(on_item, item_scope));
     }
     for subresource in resource.subresources {
-        let body = schemas.add(subresource.gvk);
         let verbs = [("get", "get"), ("put", "update"), ("patch", "patch"), ("post", "create")];
-        let on_sub = ops(&verbs, subresource.verbs, subresource.gvk, &body);
+        let on_sub = match types().of(subresource.gvk) {
+            Some(_) => {
+                let body = schemas.add(subresource.gvk);
+                ops(&verbs, subresource.verbs, subresource.gvk, &body)
+            }
+            // what is no object is a connection
+            None => {
+                let served = verbs.iter().filter(|(_, verb)| subresource.verbs.contains(verb));
+                served.map(|(method, _)| ((*method).to_owned(), connect(subresource.gvk))).collect()
+            }
+        };
         paths.insert(
             format!("{collection}/{{name}}/{}", subresource.name),
             with_parameters(on_sub, item_scope),
@@ -146,6 +155,14 @@ fn operation(method: &str, verb: &str, gvk: Gvk, answer: &str) -> Value {
         .map(|name| json!({"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": true}}))
         .collect();
     operation
+}
+
+fn connect(gvk: Gvk) -> Value {
+    json!({
+        "responses": {"200": {"description": "OK", "content": {"*/*": {"schema": {"type": "string"}}}}},
+        "x-kubernetes-action": "connect",
+        "x-kubernetes-group-version-kind": {"group": gvk.group, "version": gvk.version, "kind": gvk.kind},
+    })
 }
 
 #[cfg(test)]
