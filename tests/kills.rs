@@ -48,6 +48,8 @@ impl Bench {
             "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
             "featureGates": {"KubeletCrashLoopBackOffMax": true},
             "serializeImagePulls": false,
+            // The image that is pulled is the one that is there, by another name.
+            "imagePullCredentialsVerificationPolicy": "NeverVerify",
         });
         let (cluster, proxy) = Cluster::behind_proxy(host, config).await;
         Self { cluster, proxy, runtime, marks, expected: BTreeMap::new() }

@@ -6,7 +6,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{Cluster, FOREVER, PATIENCE, condition, phase, run_of, script, uid};
-use longshore_testkit::fakecri::Fault;
+use longshore_testkit::fakecri::{Calls, Fault};
 use longshore_testkit::{Host, wait_until};
 use serde_json::json;
 
@@ -93,6 +93,36 @@ async fn what_cannot_be_seen_at_the_start_is_not_started_twice() {
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(proxy.calls("CreateContainer"), created);
     assert_eq!(run_of(&cluster.until_ready("web").await), before);
+    drop(proxy);
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn what_hangs_at_the_start_holds_up_its_pod_alone() {
+    let host = Host::start().expect("a host");
+    let (mut cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
+    for name in ["ill", "well"] {
+        cluster.create(name, script(FOREVER)).await;
+    }
+    let before = run_of(&cluster.until_ready("ill").await);
+    cluster.until_ready("well").await;
+    cluster.node.daemon().kill().expect("killed");
+    proxy.inject(Calls::of("ContainerStatus").about("ill"), Fault::Hang);
+    cluster.node.restart(&cluster.host).expect("started again");
+    cluster.create("new", script(FOREVER)).await;
+    cluster.until_ready("new").await;
+    cluster.delete("well").await;
+    cluster.until_gone("well").await;
+    cluster.node_ready().await.expect("the node is Ready");
+    let ill = cluster.pod("ill").await;
+    assert_eq!((run_of(&ill), condition(&ill, "Ready").as_str()), (before.clone(), "True"));
+    // A pod of which not everything is known does not end before it is.
+    cluster.delete("ill").await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(cluster.pod("ill").await.metadata.deletion_timestamp.is_some());
+    proxy.release_all();
+    cluster.until_gone("ill").await;
+    cluster.until_traceless(&uid(&ill)).await;
     drop(proxy);
     cluster.host.assert_clean();
 }

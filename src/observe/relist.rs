@@ -17,6 +17,8 @@ use crate::runtime::labels;
 const PERIOD: Duration = Duration::from_secs(1);
 /// A node whose runtime has answered no relist for this long is not ready.
 pub const PLEG_DEADLINE: Duration = Duration::from_secs(180);
+/// How long the first relist waits for looks.
+const FIRST_LOOKS: Duration = Duration::from_secs(2);
 /// Pause before the event stream is opened again.
 const EVENTS_RETRY: Duration = Duration::from_secs(5);
 
@@ -114,12 +116,12 @@ async fn relist(observer: &Observer) -> Result<(), Error> {
         }
     }
     if first {
-        // Nobody may act on half a picture: the first one is complete before it is shown.
-        while looks.join_next().await.is_some() {}
-    } else {
-        // One that hangs must not hold up the next relist.
-        looks.detach_all();
+        // The first picture is shown when it is complete, so that nobody waits for the rest of it.
+        let complete = async { while looks.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(FIRST_LOOKS, complete).await;
     }
+    // One that hangs holds up its pod, which is known in part alone, and nothing else.
+    looks.detach_all();
     observer.shared.relisted.send_replace(Some(at));
     Ok(())
 }

@@ -55,11 +55,17 @@ impl Hands {
         spec::uid(&self.pod)
     }
 
-    /// Mount the pod's volumes.
+    /// Mount the volumes of a pod whose sandbox stands already: an earlier daemon's, which may have
+    /// come to its end before it had cleared up.
     pub(super) async fn mount(self, recall: CancellationToken) -> Outcome {
         match recall.run_until_cancelled(self.mounted()).await {
             None => Outcome::Recalled,
-            Some(Ok(mounts)) => Outcome::Mounted(mounts),
+            Some(Ok(mounts)) => {
+                for (_, container) in self.pod.spec.iter().flat_map(spec::containers) {
+                    self.remove_old_runs(&container.name).await;
+                }
+                Outcome::Mounted(mounts)
+            }
             Some(Err(failure)) => Outcome::Failed(failure),
         }
     }
