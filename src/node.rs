@@ -27,7 +27,7 @@ use crate::health;
 use crate::objects::Objects;
 use crate::observe::{self, Observer};
 use crate::probes::Probes;
-use crate::registration::{self, Machine, Registration};
+use crate::registration::{self, Machine, Registration, disk_capacity};
 use crate::resources::cgroups::{self, Cgroups, Driver};
 use crate::run_once::{self, Complaints};
 use crate::runtime::{
@@ -326,15 +326,17 @@ fn quota_period(config: &Config) -> Option<Duration> {
 fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Result<Settings, Error> {
     let kubelet = &config.kubelet;
     let machine = Machine::read();
-    let allocatable =
-        [("cpu", i128::from(machine.cpus) * 1000), ("memory", i128::from(machine.memory) * 1000)];
-    let allocatable = allocatable
-        .map(|(name, capacity)| {
-            let milli = config.reserved.allocatable(name, capacity);
-            let text = if name == "cpu" { format!("{milli}m") } else { (milli / 1000).to_string() };
-            (name.to_owned(), Quantity(text))
-        })
-        .into();
+    let disk = disk_capacity(&config.root_dir).filter(|_| kubelet.local_storage_capacity_isolation);
+    let capacity = [
+        ("cpu", Some(machine.cpus)),
+        ("memory", Some(machine.memory)),
+        ("ephemeral-storage", disk),
+    ];
+    let allocatable = capacity.into_iter().filter_map(|(name, capacity)| {
+        let milli = config.reserved.allocatable(name, i128::from(capacity?) * 1000);
+        let text = if name == "cpu" { format!("{milli}m") } else { (milli / 1000).to_string() };
+        Some((name.to_owned(), Quantity(text)))
+    });
     let per_pod = kubelet.user_namespaces.as_ref().and_then(|namespaces| namespaces.ids_per_pod);
     let per_pod = per_pod.and_then(|ids| u32::try_from(ids).ok()).unwrap_or(USER_IDS);
     let max_pods = u32::try_from(kubelet.max_pods).unwrap_or_default();
@@ -348,7 +350,7 @@ fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Result<S
         seccomp_default: kubelet.seccomp_default,
         cpu_cfs_quota_period: quota_period(config),
         memory_capacity: i64::try_from(machine.memory).unwrap_or(i64::MAX),
-        allocatable,
+        allocatable: allocatable.collect(),
         pulls: pulls(config),
         stop_signals: config.gates.enabled("ContainerStopSignals"),
         oom_kills_group: cgroups.is_unified() && kubelet.single_process_oom_kill != Some(true),

@@ -10,6 +10,9 @@ use k8s_openapi::api::core::v1::ContainerStatus;
 use longshore_testkit::wait_until;
 use serde_json::json;
 
+/// What a container that failed by itself waits at its second failure.
+const RESTART_DELAY: Duration = Duration::from_secs(10);
+
 #[tokio::test]
 async fn a_pod_runs_shows_its_state_and_goes_without_a_trace() {
     let cluster = Cluster::start().await;
@@ -355,6 +358,27 @@ async fn a_sandbox_that_died_is_replaced_and_does_not_stay() {
     cluster.delete("web").await;
     cluster.until_gone("web").await;
     cluster.until_traceless(&uid(&pod)).await;
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_sandbox_that_others_stopped_is_replaced_at_once() {
+    let cluster = Cluster::start().await;
+    cluster.create("web", script(FOREVER)).await;
+    cluster.until_ready("web").await;
+    let socket = cluster.host.socket().display().to_string();
+    let runtime = longshore_cri::Runtime::new(longshore_cri::Options::new(socket)).unwrap();
+    let sandboxes = runtime.list_pod_sandboxes(None).await.unwrap();
+    let began = Instant::now();
+    // Its container ends some time before it is gone itself, so one run may meet its end in there.
+    runtime.stop_pod_sandbox(&sandboxes[0].id).await.unwrap();
+    cluster
+        .until("web", "runs in another sandbox", |pod| match run_of(pod) {
+            (1..=2, _) if condition(pod, "Ready") == "True" => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+        .await;
+    assert!(began.elapsed() < RESTART_DELAY, "waited as if it had failed: {:?}", began.elapsed());
     cluster.host.assert_clean();
 }
 

@@ -55,7 +55,7 @@ impl Machine {
 }
 
 /// Bytes of the file system that holds `path`, or the nearest directory above it that exists.
-pub(super) fn disk_capacity(path: &Path) -> Option<u64> {
+pub fn disk_capacity(path: &Path) -> Option<u64> {
     let existing = path.ancestors().find(|path| path.exists())?;
     let disk = nix::sys::statvfs::statvfs(existing).ok()?;
     Some(disk.blocks() * disk.fragment_size())

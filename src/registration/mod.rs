@@ -35,7 +35,7 @@ use tracing::{debug, info, warn};
 pub use self::addresses::{AddressError, resolve as resolve_addresses};
 pub use self::inputs::{Feeds, Inputs, Pressure, RuntimeHealth, channels};
 pub use self::lease::renew as renew_lease;
-pub use self::machine::Machine;
+pub use self::machine::{Machine, disk_capacity};
 use self::status::Facts;
 use crate::config::Config;
 use crate::events::{EventType, Recorder, node_reference};
@@ -186,7 +186,7 @@ impl Registration {
         let facts = Facts {
             config: &self.config,
             machine: &self.machine,
-            disk: machine::disk_capacity(&self.config.root_dir),
+            disk: disk_capacity(&self.config.root_dir),
             addresses: self.addresses.as_deref(),
             runtime: &runtime,
             pleg: pleg.as_deref(),

@@ -231,8 +231,17 @@ impl Hands {
         self.remove_old_runs(&start.name).await;
         match started {
             Ok(()) => Outcome::Started(start.name),
+            Err(_) if self.is_lost(&sandbox.id).await => Outcome::SandboxLost(start.name),
             Err(error) => Outcome::NotStarted(start.name, error),
         }
+    }
+
+    /// Whether a sandbox that stood has died meanwhile: its containers are seen to end first.
+    async fn is_lost(&self, sandbox: &str) -> bool {
+        let observer = &self.tools.observer;
+        let looked = observer.look_at_sandbox(self.uid(), sandbox).await;
+        let seen = observer.subscribe(self.uid()).borrow().clone();
+        looked.is_ok() && !seen.sandboxes.iter().any(|seen| seen.id == sandbox && seen.ready)
     }
 
     /// `None` if it was recalled before there was something to tell.

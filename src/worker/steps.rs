@@ -41,6 +41,8 @@ pub(super) enum Outcome {
     Started(String),
     /// A container was not started.
     NotStarted(String, StartError),
+    /// A container was not started, for its sandbox had died.
+    SandboxLost(String),
     /// What the pod as a whole needs is not to be had.
     Failed(Failure),
 }

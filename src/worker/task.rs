@@ -245,6 +245,8 @@ impl Task {
                 self.waiting.remove(&name);
                 self.retries.retain(|failed| *failed != name);
             }
+            // It had no chance to fail by itself, so it does not wait before it starts in the next.
+            Outcome::SandboxLost(name) => self.restarts.retain(|(failed, _)| *failed != name),
             Outcome::NotStarted(name, error) => {
                 let (reason, message) = (error.reason, error.message);
                 debug!(pod = describe(&self.pod), name, reason, message, "container not started");
