@@ -73,10 +73,10 @@ async fn a_pod_fails_when_its_deadline_is_over() {
 #[tokio::test]
 async fn rules_decide_which_ends_are_followed_by_another_run() {
     let cluster = Cluster::start().await;
-    let mut spec = script("test -e /work/ran && exit 0; touch /work/ran; exit 42");
+    let mut spec = script("test -e /data/ran && exit 0; touch /data/ran; exit 42");
     spec["restartPolicy"] = json!("Never");
     spec["volumes"] = json!([{"name": "work", "emptyDir": {}}]);
-    spec["containers"][0]["volumeMounts"] = json!([{"name": "work", "mountPath": "/work"}]);
+    spec["containers"][0]["volumeMounts"] = json!([{"name": "work", "mountPath": "/data"}]);
     spec["containers"][0]["restartPolicy"] = json!("Never");
     spec["containers"][0]["restartPolicyRules"] =
         json!([{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]);
