@@ -57,7 +57,7 @@ impl PodRuntime {
         grace: Duration,
     ) -> Duration {
         let Some((kind, container)) = spec::container(pod, &run.name) else { return grace };
-        let seen = self.observer.subscribe(spec::uid(pod)).borrow().clone();
+        let seen = self.observer.pod(spec::uid(pod)).unwrap_or_default();
         let sandbox = seen.sandboxes.iter().find(|sandbox| sandbox.id == run.sandbox_id);
         let host_ips = &self.settings.host_ips;
         let ip = sandbox.map(|sandbox| sandbox.address(host_ips)).unwrap_or_default();

@@ -52,7 +52,7 @@ impl PodRuntime {
             .and_then(|own| own.target_container_name.as_deref())
             .filter(|target| !target.is_empty());
         if let Some(target) = target {
-            let observed = self.observer.subscribe(spec::uid(pod)).borrow().clone();
+            let observed = self.observer.pod(spec::uid(pod)).unwrap_or_default();
             let run = observed.newest(target).ok_or_else(|| Error::NoTarget(target.to_owned()))?;
             if namespaces.pid() == v1::NamespaceMode::Container {
                 namespaces.set_pid(v1::NamespaceMode::Target);

@@ -154,7 +154,7 @@ impl Hands {
 
     /// A sandbox without volumes is good for nothing.
     async fn unmake_sandbox(&self) {
-        let seen = self.tools.observer.subscribe(self.uid()).borrow().clone();
+        let seen = self.tools.observer.pod(self.uid()).unwrap_or_default();
         for sandbox in seen.sandboxes.iter().filter(|sandbox| sandbox.ready) {
             let gone = async {
                 self.tools.runtime.stop_sandbox(self.uid(), &sandbox.id).await?;
@@ -173,7 +173,7 @@ impl Hands {
         if let Some(error) = stopped.into_iter().find_map(Result::err) {
             return Outcome::Failed(killing(error));
         }
-        let seen = self.tools.observer.subscribe(self.uid()).borrow().clone();
+        let seen = self.tools.observer.pod(self.uid()).unwrap_or_default();
         match seen.ready_sandbox() {
             None => Outcome::SandboxesStopped(ids),
             Some(sandbox) => {
@@ -240,7 +240,7 @@ impl Hands {
     async fn is_lost(&self, sandbox: &str) -> bool {
         let observer = &self.tools.observer;
         let looked = observer.look_at_sandbox(self.uid(), sandbox).await;
-        let seen = observer.subscribe(self.uid()).borrow().clone();
+        let seen = observer.pod(self.uid()).unwrap_or_default();
         looked.is_ok() && !seen.sandboxes.iter().any(|seen| seen.id == sandbox && seen.ready)
     }
 
@@ -301,7 +301,7 @@ impl Hands {
     /// Of the runs of a container before its newest, and of the sandboxes that they were in, keep
     /// the newest alone.
     async fn remove_old_runs(&self, name: &str) {
-        let seen = || self.tools.observer.subscribe(self.uid()).borrow().clone();
+        let seen = || self.tools.observer.pod(self.uid()).unwrap_or_default();
         let before: Arc<ObservedPod> = seen();
         let runs = before.containers.iter().filter(|run| run.name == name);
         for run in runs.skip(KEPT_RUNS).filter(|run| run.finished_at().is_some()) {

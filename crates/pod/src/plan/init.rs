@@ -43,7 +43,9 @@ impl Planner<'_> {
             _ if !passed => InitPhase::Pending,
             None => InitPhase::Done,
             Some(next) => {
-                self.apply(Step::Start, spec::kind_of_init(next), next, plan);
+                let kind = spec::kind_of_init(next);
+                // It starts, but a run of it in an earlier sandbox may still have to go.
+                self.apply(self.step(sandbox, kind, next), kind, next, plan);
                 InitPhase::Pending
             }
         }

@@ -279,6 +279,14 @@ fn sidecars_are_started_again_whatever_the_pod_is_at() {
 fn what_runs_in_an_earlier_sandbox_is_stopped_first() {
     let seen = observed(vec![sandbox(1, true), sandbox(0, false)], vec![run("a", 0, 0, running())]);
     assert_eq!(steps(&pod("Always", &["a"]), &seen), ["kill a", "start a 1"]);
+
+    // Also the run of an init container whose turn comes because the one before it is done.
+    let seen = observed(
+        vec![sandbox(1, true), sandbox(0, false)],
+        vec![run("j", 0, 0, running()), run("i", 1, 0, exited(0))],
+    );
+    let pod = pod("Always", &["init:i", "init:j", "a"]);
+    assert_eq!(steps(&pod, &seen), ["kill j", "start j 1"]);
 }
 
 #[test]
