@@ -39,7 +39,7 @@ use crate::sources::{self, Source, Update};
 use crate::status::StatusWriter;
 use crate::view::View;
 use crate::volumes::Volumes;
-use crate::worker::{Pool, Tools};
+use crate::worker::{Places, Pool, Tools};
 
 /// How long the apiserver may take to begin an answer.
 const API_TIMEOUT: Duration = Duration::from_secs(15);
@@ -215,6 +215,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         runtime_name: runtime_name(&runtime).await,
         max_restart_delay: max_restart_delay(&config),
         gates: pod_gates(&config),
+        places: Places::default(),
         admission: admission::facts(&config, &runtime).await?,
     });
     let pool = Pool::new(tools, desired.clone());

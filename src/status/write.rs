@@ -68,6 +68,7 @@ async fn write_once(client: kube::Client, job: &Job) -> Result<Outcome, kube::Er
 /// Gives the version that the object has then.
 async fn patch_status(pods: &Api<Pod>, job: &Job, body: Value) -> Result<u64, kube::Error> {
     let name = spec::name(&job.pod);
+    debug!(pod = name, uid = job.uid, patch = %body, "status changed");
     let pod = pods.patch_status(name, &PatchParams::default(), &Patch::Strategic(body)).await?;
     debug!(pod = name, uid = job.uid, phase = job.wanted.phase, "status written");
     Ok(version(&pod))

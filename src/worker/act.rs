@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::Tools;
+use super::place::Place;
 use super::steps::{Failure, Outcome};
 use super::stop::{Farewell, stop};
 use crate::runtime::{Error, Present, StartError, describe};
@@ -25,6 +26,7 @@ const KEPT_RUNS: usize = 2;
 pub(super) struct Hands {
     pub(super) tools: Arc<Tools>,
     pub(super) pod: Arc<Pod>,
+    pub(super) place: Arc<Place>,
 }
 
 /// When a new sandbox's pod gets its volumes.
@@ -136,10 +138,13 @@ impl Hands {
     }
 
     async fn run_sandbox(&self, attempt: u32, recall: &CancellationToken) -> Result<(), Failure> {
-        if recall.is_cancelled() {
+        if recall.run_until_cancelled(self.place.take()).await.is_none() {
             return Ok(());
         }
         let made = self.tools.runtime.create_sandbox(&self.pod, attempt).await;
+        if made.is_err() {
+            self.place.give_back();
+        }
         if made.is_err()
             && let Err(error) = self.tools.observer.find(self.uid()).await
         {
@@ -228,6 +233,7 @@ impl Hands {
             None => return Outcome::Recalled,
             Some(started) => started,
         };
+        self.place.give_back();
         self.remove_old_runs(&start.name).await;
         match started {
             Ok(()) => Outcome::Started(start.name),

@@ -7,6 +7,7 @@
 mod act;
 mod end;
 mod ender;
+mod place;
 mod pool;
 mod steps;
 mod stop;
@@ -20,6 +21,7 @@ use k8s_openapi::api::core::v1::Pod;
 use longshore_pod::status::Verdict;
 
 pub use ender::Ender;
+pub use place::Places;
 pub use pool::{Pool, Tools};
 
 /// A decision to end a pod for a reason of the node's own: eviction, preemption, shutdown, deadline.

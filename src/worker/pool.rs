@@ -17,6 +17,7 @@ use tracing::{error, info};
 
 use super::Order;
 use super::ender::Ender;
+use super::place::Places;
 use super::task::Task;
 use crate::desired::{Change, Desired};
 use crate::observe::Observer;
@@ -52,6 +53,8 @@ pub struct Tools {
     pub max_restart_delay: k8s_openapi::jiff::SignedDuration,
     /// The feature gates in force.
     pub gates: Gates,
+    /// How many pods are in the making at once.
+    pub places: Places,
     /// What decides whether a pod is taken in.
     pub admission: longshore_pod::admission::Node,
 }

@@ -138,6 +138,9 @@ impl Task {
         // One that is to be replaced is killed and started in one step: once it has ended, its end
         // would be judged as if it were its own.
         let may_start = mounts.is_some() && !self.steps.is_busy(&Subject::Image);
+        if !may_start {
+            self.place.give_back(); // it waits for something else than the runtime
+        }
         let replaced = |name: &str, starts: &[Start]| starts.iter().any(|start| start.name == name);
         for kill in &kills {
             // Whatever it is busy with, such as its postStart hook, is not wanted any more.

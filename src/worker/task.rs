@@ -18,6 +18,7 @@ use tracing::debug;
 
 use super::act::Hands;
 use super::end::grace;
+use super::place::Place;
 use super::steps::{Outcome, Steps};
 use super::{Order, Phase, Tools, Why};
 use crate::runtime::{Present, describe};
@@ -47,6 +48,8 @@ pub(super) struct Task {
     pub(super) steps: Steps,
     /// Held by the container that is being started.
     pub(super) turn: Arc<Mutex<()>>,
+    /// Held while the pod is in the making.
+    pub(super) place: Arc<Place>,
     pub(super) restarts: Backoff<BackoffKey>,
     /// Pauses after failures: of a container by its name, of the pod as a whole by "".
     pub(super) retries: Backoff<String>,
@@ -97,6 +100,7 @@ impl Task {
             told: pod.status.clone().unwrap_or_default(),
             steps: Steps::default(),
             turn: Arc::default(),
+            place: tools.places.place(),
             restarts,
             retries: Backoff::new(RETRY_BASE, RETRY_MAX),
             retry_at: None,
@@ -303,7 +307,8 @@ impl Task {
     }
 
     pub(super) fn hands(&self) -> Hands {
-        Hands { tools: self.tools.clone(), pod: self.pod.clone() }
+        let (tools, pod) = (self.tools.clone(), self.pod.clone());
+        Hands { tools, pod, place: self.place.clone() }
     }
 
     /// Compute the pod's status and hand it to the writer.
