@@ -44,7 +44,7 @@ use crate::config::GoDuration;
 use crate::handlers::Handlers;
 use crate::objects::Objects;
 use crate::observe::Observer;
-use crate::resources::cgroups::Cgroups;
+use crate::resources::cgroups::{self, Cgroups};
 use crate::services::Services;
 use crate::volumes::Volumes;
 
@@ -339,17 +339,17 @@ impl PodRuntime {
         }
     }
 
-    /// Make what must stand before the pod's sandbox: directories and cgroup.
-    pub async fn prepare(&self, pod: &Pod) -> Result<(), Error> {
-        self.settings.cgroups.create(pod)?;
+    /// Make the pod's directories.
+    pub async fn create_dirs(&self, pod: &Pod) -> Result<(), Error> {
         for dir in [self.settings.pod_dir(pod), self.settings.pod_log_dir(pod)] {
             create_dir(&dir).await?;
         }
         Ok(())
     }
 
-    /// Run the pod's sandbox.
-    pub async fn create_sandbox(&self, pod: &Pod, attempt: u32) -> Result<(), Error> {
+    /// Make the pod's cgroup, and run its sandbox in it.
+    pub async fn create_sandbox(&self, pod: &Arc<Pod>, attempt: u32) -> Result<(), Error> {
+        self.create_cgroup(pod.clone()).await?;
         let isolation = self.isolation(pod).await?;
         let (config, complaints) =
             sandbox::config(&self.settings, pod, attempt, isolation.namespaces)?;
@@ -359,6 +359,16 @@ impl PodRuntime {
         let id = self.cri.run_pod_sandbox(config, &isolation.handler).await?;
         debug!(pod = describe(pod), %id, "sandbox runs");
         Ok(self.observer.look_at_sandbox(spec::uid(pod), &id).await?)
+    }
+
+    /// The kernel may take its time: it makes no two cgroups at once.
+    async fn create_cgroup(&self, pod: Arc<Pod>) -> Result<(), Error> {
+        let settings = self.settings.clone();
+        let path = PathBuf::from(settings.cgroups.parent_of(&pod));
+        let created = tokio::task::spawn_blocking(move || settings.cgroups.create(&pod)).await;
+        let interrupted =
+            |_| Err(cgroups::Error { path, source: std::io::ErrorKind::Interrupted.into() });
+        Ok(created.unwrap_or_else(interrupted)?)
     }
 }
 

@@ -107,15 +107,9 @@ impl Hands {
         for id in old {
             self.tools.runtime.stop_sandbox(self.uid(), &id).await.map_err(killing)?;
         }
-        self.tools.runtime.prepare(&self.pod).await.map_err(|error| match error {
-            Error::Cgroup(error) => Failure {
-                reason: "FailedCreatePodContainer",
-                message: format!("unable to ensure pod container exists: {error}"),
-            },
-            error => Failure {
-                reason: "Failed",
-                message: format!("error making pod data directories: {error}"),
-            },
+        self.tools.runtime.create_dirs(&self.pod).await.map_err(|error| Failure {
+            reason: "Failed",
+            message: format!("error making pod data directories: {error}"),
         })?;
         let mounting = recall.run_until_cancelled(self.mounted());
         let (mounts, made) = match volumes {
@@ -151,9 +145,15 @@ impl Hands {
             // The call may have failed and its work not: the next relist has it then.
             debug!(pod = describe(&self.pod), %error, "no look for what a failed call has left");
         }
-        made.map_err(|error| Failure {
-            reason: "FailedCreatePodSandBox",
-            message: format!("Failed to create pod sandbox: {error}"),
+        made.map_err(|error| match error {
+            Error::Cgroup(error) => Failure {
+                reason: "FailedCreatePodContainer",
+                message: format!("unable to ensure pod container exists: {error}"),
+            },
+            error => Failure {
+                reason: "FailedCreatePodSandBox",
+                message: format!("Failed to create pod sandbox: {error}"),
+            },
         })
     }
 
