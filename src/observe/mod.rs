@@ -130,8 +130,33 @@ impl Observer {
         sandbox_id: &str,
     ) -> Result<(), Error> {
         let at = Instant::now();
-        match self.runtime.container_status(id).await {
-            Ok(status) => self.saw_container(uid, at, sandbox_id, status).await,
+        let status = self.runtime.container_status(id).await;
+        self.looked(uid, id, sandbox_id, at, status.map(|status| (status, None))).await
+    }
+
+    /// Look closely at a container that was started just now. Asks for its process with it, which
+    /// is a call less than to ask for it later.
+    pub async fn look_at_started(
+        &self,
+        uid: &str,
+        id: &str,
+        sandbox_id: &str,
+    ) -> Result<(), Error> {
+        let at = Instant::now();
+        let status = self.runtime.container_status_and_pid(id).await;
+        self.looked(uid, id, sandbox_id, at, status).await
+    }
+
+    async fn looked(
+        &self,
+        uid: &str,
+        id: &str,
+        sandbox_id: &str,
+        at: Instant,
+        answer: longshore_cri::Result<(v1::ContainerStatus, Option<i32>)>,
+    ) -> Result<(), Error> {
+        match answer {
+            Ok((status, pid)) => self.saw_container(uid, at, sandbox_id, status, pid).await,
             Err(error) if error.is_not_found() => self.lost(uid, id, at),
             Err(error) => return Err(self.missed(uid, id, at, error)),
         }
@@ -203,6 +228,7 @@ impl Observer {
         at: Instant,
         sandbox_id: &str,
         status: v1::ContainerStatus,
+        pid: Option<i32>,
     ) {
         let message = match status.state() {
             v1::ContainerState::ContainerExited => termination::message(&status).await,
@@ -216,7 +242,7 @@ impl Observer {
         record.seen(&id);
         if runs && record.followed.insert(id.clone()) {
             let (uid, sandbox_id) = (uid.to_owned(), sandbox_id.to_owned());
-            exits::follow(self.clone(), uid, id.clone(), sandbox_id);
+            exits::follow(self.clone(), uid, id.clone(), sandbox_id, pid);
         }
         put(&mut record.containers, id, Seen { at, listed, value });
         record.publish(uid);

@@ -141,7 +141,7 @@ impl PodRuntime {
         };
         let (started, ()) = tokio::join!(starting, counting);
         // Looked at in either case: a container that failed to start has an exit to show.
-        if let Err(error) = self.observer.look_at_container(uid, &id, &sandbox.id).await {
+        if let Err(error) = self.observer.look_at_started(uid, &id, &sandbox.id).await {
             debug!(pod = describe(pod), %id, %error, "look at a started container failed");
         }
         started.map_err(|error| {
