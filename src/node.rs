@@ -1,12 +1,10 @@
 //! The start of a node, in order, as one function; and its end.
 
 use std::future::Future;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::SignedDuration;
 use longshore_cri::{Options, Runtime};
 use longshore_pod::backoff::RESTART_MAX;
@@ -27,12 +25,10 @@ use crate::health;
 use crate::objects::Objects;
 use crate::observe::{self, Observer};
 use crate::probes::Probes;
-use crate::registration::{self, Machine, Registration, disk_capacity};
-use crate::resources::cgroups::{self, Cgroups, Driver};
+use crate::registration::{self, Machine, Registration};
+use crate::resources;
 use crate::run_once::{self, Complaints};
-use crate::runtime::{
-    Announcer, Ids, Parts, PodRuntime, Pulls, Settings, UserNamespaceError, Verification,
-};
+use crate::runtime::{Announcer, Parts, PodRuntime, Settings, UserNamespaceError};
 use crate::server::{Server, ServerError};
 use crate::services::Services;
 use crate::sources::{self, Source, Update};
@@ -45,8 +41,6 @@ use crate::worker::{Places, Pool, Tools};
 const API_TIMEOUT: Duration = Duration::from_secs(15);
 /// Changes that may wait for the next room before their sender does.
 const CHANNEL: usize = 64;
-/// Users of a pod that does not share the node's.
-const USER_IDS: u32 = 65536;
 /// How long the last writes may take when the node stops.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -62,9 +56,9 @@ pub enum Error {
     /// The node has no address.
     #[error(transparent)]
     Address(#[from] registration::AddressError),
-    /// The cgroups of pods cannot be made.
+    /// The machine's resources cannot be managed as the config says.
     #[error(transparent)]
-    Cgroup(#[from] cgroups::Error),
+    Resources(#[from] resources::Error),
     /// There are no ids for pods with users of their own.
     #[error(transparent)]
     UserNamespace(#[from] UserNamespaceError),
@@ -120,11 +114,13 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let (recorder, events_written) = Recorder::start(events, &config.node_name);
 
     // cgroups, and the daemon's own limits
-    let cgroups = cgroups(&config, &runtime).await?;
+    let machine = Machine::read();
+    let (cgroups, enforcement) = resources::start(&config, &machine, &runtime, &recorder).await?;
+    rooms.open(enforcement);
     set_oom_score(config.kubelet.oom_score_adj);
     limit_open_files(config.kubelet.max_open_files);
     let addresses = registration::resolve_addresses(&config.node_ips, &config.node_name).await?;
-    let settings = Arc::new(settings(&config, &addresses, cgroups)?);
+    let settings = Arc::new(Settings::new(&config, &machine, &addresses, cgroups)?);
     for dir in [settings.root_dir.join("pods"), settings.pod_logs_dir.clone()] {
         make_dir(&dir)?;
     }
@@ -301,84 +297,6 @@ async fn runtime_name(runtime: &Runtime) -> String {
         Ok(version) => version.runtime_name,
         Err(_) => "containerd".to_owned(),
     }
-}
-
-/// The driver is the runtime's to tell, where it can; otherwise the config's.
-async fn cgroups(config: &Config, runtime: &Runtime) -> Result<Cgroups, Error> {
-    let told = runtime.runtime_config().await.ok().and_then(|config| config.linux);
-    let driver = match told.map(|linux| linux.cgroup_driver()) {
-        Some(longshore_cri::v1::CgroupDriver::Systemd) => Driver::Systemd,
-        Some(longshore_cri::v1::CgroupDriver::Cgroupfs) => Driver::Cgroupfs,
-        None if config.kubelet.cgroup_driver == "systemd" => Driver::Systemd,
-        None => Driver::Cgroupfs,
-    };
-    let root = match config.kubelet.cgroup_root.as_str() {
-        "" => Path::new("/"),
-        root => Path::new(root),
-    };
-    let period = quota_period(config);
-    Ok(Cgroups::setup(driver, root, config.kubelet.cgroups_per_qos, period)?)
-}
-
-fn quota_period(config: &Config) -> Option<Duration> {
-    config.kubelet.cpu_cfs_quota.then(|| config.kubelet.cpu_cfs_quota_period.get())
-}
-
-fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Result<Settings, Error> {
-    let kubelet = &config.kubelet;
-    let machine = Machine::read();
-    let disk = disk_capacity(&config.root_dir).filter(|_| kubelet.local_storage_capacity_isolation);
-    let capacity = [
-        ("cpu", Some(machine.cpus)),
-        ("memory", Some(machine.memory)),
-        ("ephemeral-storage", disk),
-    ];
-    let allocatable = capacity.into_iter().filter_map(|(name, capacity)| {
-        let milli = config.reserved.allocatable(name, i128::from(capacity?) * 1000);
-        let text = if name == "cpu" { format!("{milli}m") } else { (milli / 1000).to_string() };
-        Some((name.to_owned(), Quantity(text)))
-    });
-    let per_pod = kubelet.user_namespaces.as_ref().and_then(|namespaces| namespaces.ids_per_pod);
-    let per_pod = per_pod.and_then(|ids| u32::try_from(ids).ok()).unwrap_or(USER_IDS);
-    let max_pods = u32::try_from(kubelet.max_pods).unwrap_or_default();
-    Ok(Settings {
-        root_dir: config.root_dir.clone(),
-        pod_logs_dir: PathBuf::from(&kubelet.pod_logs_dir),
-        cluster_dns: kubelet.cluster_dns.clone(),
-        cluster_domain: kubelet.cluster_domain.clone(),
-        resolv_conf: Some(&kubelet.resolv_conf).filter(|path| !path.is_empty()).map(PathBuf::from),
-        host_ips: addresses.iter().map(ToString::to_string).collect(),
-        seccomp_default: kubelet.seccomp_default,
-        cpu_cfs_quota_period: quota_period(config),
-        memory_capacity: i64::try_from(machine.memory).unwrap_or(i64::MAX),
-        allocatable: allocatable.collect(),
-        pulls: pulls(config),
-        stop_signals: config.gates.enabled("ContainerStopSignals"),
-        oom_kills_group: cgroups.is_unified() && kubelet.single_process_oom_kill != Some(true),
-        user_ids: Ids::of_node(per_pod, max_pods)?,
-        cgroups,
-    })
-}
-
-fn pulls(config: &Config) -> Pulls {
-    let kubelet = &config.kubelet;
-    let parallel = match (kubelet.serialize_image_pulls, kubelet.max_parallel_image_pulls) {
-        (true, _) => 1,
-        (false, Some(limit)) => usize::try_from(limit).unwrap_or(1),
-        (false, None) => tokio::sync::Semaphore::MAX_PERMITS,
-    };
-    let rate = (kubelet.registry_pull_qps > 0)
-        .then(|| (f64::from(kubelet.registry_pull_qps), f64::from(kubelet.registry_burst)));
-    let verification = match kubelet.image_pull_credentials_verification_policy.as_str() {
-        _ if !config.gates.enabled("KubeletEnsureSecretPulledImages") => Verification::Off,
-        "NeverVerify" => Verification::Never,
-        "NeverVerifyAllowlistedImages" => {
-            Verification::AllBut(kubelet.preloaded_images_verification_allowlist.clone())
-        }
-        "AlwaysVerify" => Verification::All,
-        _ => Verification::Pulled,
-    };
-    Pulls { parallel, rate, verification }
 }
 
 fn max_restart_delay(config: &Config) -> SignedDuration {

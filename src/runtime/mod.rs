@@ -19,17 +19,16 @@ pub mod resources;
 mod restore;
 mod sandbox;
 mod security;
+mod settings;
 mod start;
 mod stop;
 mod userns;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_cri::Runtime;
 use longshore_pod::Timestamp;
 use longshore_pod::spec;
@@ -37,6 +36,7 @@ use tracing::debug;
 
 pub use announce::Announcer;
 pub use images::{Present, Pulls, Verification};
+pub use settings::Settings;
 pub use start::Prepared;
 pub use userns::{Error as UserNamespaceError, Ids};
 
@@ -44,61 +44,8 @@ use crate::config::GoDuration;
 use crate::handlers::Handlers;
 use crate::objects::Objects;
 use crate::observe::Observer;
-use crate::resources::cgroups::{self, Cgroups};
 use crate::services::Services;
 use crate::volumes::Volumes;
-
-/// What of the node's config shapes its pods.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Where the pods' directories are.
-    pub root_dir: PathBuf,
-    /// Where the pods' logs are.
-    pub pod_logs_dir: PathBuf,
-    /// Servers of the cluster's DNS.
-    pub cluster_dns: Vec<String>,
-    /// The cluster's domain.
-    pub cluster_domain: String,
-    /// The resolver config that pods inherit; `None` for an empty one.
-    pub resolv_conf: Option<PathBuf>,
-    /// The node's addresses, primary first.
-    pub host_ips: Vec<String>,
-    /// Whether containers without a profile get the runtime's own.
-    pub seccomp_default: bool,
-    /// Period of the CPU quota; `None` to enforce none.
-    pub cpu_cfs_quota_period: Option<Duration>,
-    /// The node's memory in bytes.
-    pub memory_capacity: i64,
-    /// What pods may ask for in all.
-    pub allocatable: BTreeMap<String, Quantity>,
-    /// How images are pulled.
-    pub pulls: Pulls,
-    /// Whether containers may name the signal that stops them.
-    pub stop_signals: bool,
-    /// Whether the kernel, out of memory, ends a container as a whole. On cgroup v2 alone.
-    pub oom_kills_group: bool,
-    /// The ids for pods with users of their own.
-    pub user_ids: Ids,
-    /// The cgroups of pods.
-    pub cgroups: Cgroups,
-}
-
-impl Settings {
-    /// The pod's own directory.
-    pub fn pod_dir(&self, pod: &Pod) -> PathBuf {
-        self.root_dir.join("pods").join(spec::uid(pod))
-    }
-
-    /// Where the logs of the pod's containers are.
-    pub fn pod_log_dir(&self, pod: &Pod) -> PathBuf {
-        self.log_dir(spec::namespace(pod), spec::name(pod), spec::uid(pod))
-    }
-
-    /// Where the logs of a pod are, by its identity.
-    pub fn log_dir(&self, namespace: &str, name: &str, uid: &str) -> PathBuf {
-        self.pod_logs_dir.join(format!("{namespace}_{name}_{uid}"))
-    }
-}
 
 /// A step could not be taken.
 #[derive(Debug, thiserror::Error)]
@@ -347,9 +294,14 @@ impl PodRuntime {
         Ok(())
     }
 
+    /// Take over a pod whose sandbox an earlier daemon made.
+    pub async fn adopt(&self, pod: &Pod) {
+        self.settings.cgroups.adopt(pod).await;
+    }
+
     /// Make the pod's cgroup, and run its sandbox in it.
-    pub async fn create_sandbox(&self, pod: &Arc<Pod>, attempt: u32) -> Result<(), Error> {
-        self.create_cgroup(pod.clone()).await?;
+    pub async fn create_sandbox(&self, pod: &Pod, attempt: u32) -> Result<(), Error> {
+        self.settings.cgroups.create(pod).await?;
         let isolation = self.isolation(pod).await?;
         let (config, complaints) =
             sandbox::config(&self.settings, pod, attempt, isolation.namespaces)?;
@@ -359,16 +311,6 @@ impl PodRuntime {
         let id = self.cri.run_pod_sandbox(config, &isolation.handler).await?;
         debug!(pod = describe(pod), %id, "sandbox runs");
         Ok(self.observer.look_at_sandbox(spec::uid(pod), &id).await?)
-    }
-
-    /// The kernel may take its time: it makes no two cgroups at once.
-    async fn create_cgroup(&self, pod: Arc<Pod>) -> Result<(), Error> {
-        let settings = self.settings.clone();
-        let path = PathBuf::from(settings.cgroups.parent_of(&pod));
-        let created = tokio::task::spawn_blocking(move || settings.cgroups.create(&pod)).await;
-        let interrupted =
-            |_| Err(cgroups::Error { path, source: std::io::ErrorKind::Interrupted.into() });
-        Ok(created.unwrap_or_else(interrupted)?)
     }
 }
 

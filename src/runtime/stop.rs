@@ -56,7 +56,7 @@ impl PodRuntime {
         self.objects.unregister(spec::uid(pod));
         self.user_namespaces.release(spec::uid(pod));
         self.volumes.unmount(spec::uid(pod)).await?;
-        Ok(self.settings.cgroups.remove(pod)?)
+        Ok(self.settings.cgroups.remove(pod).await?)
     }
 
     /// Write the data of the pod's volumes anew where it has changed.

@@ -60,6 +60,7 @@ impl Hands {
     /// Mount the volumes of a pod whose sandbox stands already: an earlier daemon's, which may have
     /// come to its end before it had cleared up.
     pub(super) async fn mount(self, recall: CancellationToken) -> Outcome {
+        self.tools.runtime.adopt(&self.pod).await;
         match recall.run_until_cancelled(self.mounted()).await {
             None => Outcome::Recalled,
             Some(Ok(mounts)) => {
