@@ -161,3 +161,6 @@ pub fn counted_reason(reason: &str) -> &str {
     }
 }
 
+
+#[cfg(test)]
+mod tests;
