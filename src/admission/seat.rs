@@ -45,7 +45,7 @@ impl Drop for Seat {
 pub struct Way {
     shared: Arc<Shared>,
     leavers: Vec<Ticket>,
-    until: Instant,
+    pub(super) until: Instant,
 }
 
 impl Way {

@@ -59,6 +59,12 @@ impl Amounts {
         first.chain(others).map(|name| (name, self.get(name)))
     }
 
+    /// These, but for what `other` names, too.
+    pub(super) fn overruled_by(mut self, other: Self) -> Self {
+        self.0.extend(other.0);
+        self
+    }
+
     pub(super) fn add(&mut self, other: &Self) {
         for (name, amount) in &other.0 {
             let sum = self.0.entry(name.clone()).or_default();

@@ -21,18 +21,19 @@ pub struct NodeView<'a> {
 static NO_LABELS: Labels = Labels::new();
 
 impl<'a> NodeView<'a> {
-    /// As `node` tells. One that nobody has told amounts yet has those of `own`.
+    /// As `node` tells, but for the amounts that `own`, as the node sees itself, knows better: what
+    /// an earlier daemon has told may not be true any more.
     pub fn new(node: &'a Node, own: &Node) -> Self {
         let allocatable = |node: &Node| {
-            let list = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
-            list.filter(|list| !list.is_empty()).map(|list| Amounts::new(Some(list)))
+            let status = node.status.as_ref();
+            Amounts::new(status.and_then(|status| status.allocatable.as_ref()))
         };
         let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref());
         Self {
             name: node.metadata.name.as_deref().unwrap_or_default(),
             labels: node.metadata.labels.as_ref().unwrap_or(&NO_LABELS),
             taints: taints.unwrap_or_default(),
-            allocatable: allocatable(node).or_else(|| allocatable(own)).unwrap_or_default(),
+            allocatable: allocatable(node).overruled_by(allocatable(own)),
         }
     }
 }

@@ -67,20 +67,32 @@ fn what_is_released_can_be_had_again() {
 }
 
 #[test]
-fn amounts_are_the_nodes_own_until_its_object_has_some() {
-    let empty = node(json!({"metadata": {"name": "n"}, "status": {}}));
+fn amounts_are_the_nodes_own_and_what_others_add() {
+    let told = |allocatable: Value| {
+        node(json!({"metadata": {"name": "n"}, "status": {"allocatable": allocatable}}))
+    };
     let own = node_with(json!({}), json!([]));
-    for (told, expected) in [(&empty, None), (&own, None)] {
+    let decide = |pod: &Pod, told: &k8s_openapi::api::core::v1::Node| {
         let view = NodeView::new(told, &own);
-        let terms = Terms {
-            abilities: &super::abilities(),
-            node: &view,
-            ledger: &Ledger::default(),
-            pressure: NodePressure::default(),
-        };
-        let decision = decide(&asks(json!({"cpu": "4"})), &terms);
-        assert_eq!(matches!(decision, Decision::Refuse { .. }).then_some(()), expected);
+        let (ledger, pressure) = (Ledger::default(), NodePressure::default());
+        let abilities = &super::abilities();
+        match decide(pod, &Terms { abilities, node: &view, ledger: &ledger, pressure }) {
+            Decision::Admit { .. } => None,
+            Decision::Refuse { verdict, .. } => Some(verdict.reason),
+        }
+    };
+    // Nothing is told yet.
+    assert_eq!(decide(&asks(json!({"cpu": "4"})), &told(json!({}))), None);
+    // It was larger once, or smaller; and somebody has added something.
+    for cpu in ["1", "64"] {
+        let told = told(json!({"cpu": cpu, "pods": "1", "example.com/added": "1"}));
+        assert_eq!(decide(&asks(json!({"cpu": "4"})), &told), None);
+        let more = asks(json!({"cpu": "4001m"}));
+        assert_eq!(decide(&more, &told).as_deref(), Some("OutOfcpu"));
+        let added = asks(json!({"example.com/added": "2"}));
+        assert_eq!(decide(&added, &told).as_deref(), Some("OutOfexample.com/added"));
     }
+    let empty = told(json!({}));
     assert_eq!(refusal(&pod(json!({})), &empty, &Ledger::default()), lack("pods", 1, 0, 0));
 }
 
