@@ -48,11 +48,17 @@ impl Cluster {
                 other => Err(other.to_owned()),
             })
             .await;
-        assert_eq!((reason(&pod), message(&pod)), (why.to_owned(), format!("Pod was rejected: {text}")));
+        assert_eq!(
+            (reason(&pod), message(&pod)),
+            (why.to_owned(), format!("Pod was rejected: {text}"))
+        );
         let status = pod.status.unwrap();
         assert_eq!(status.container_statuses.unwrap_or_default().len(), 0, "nothing was started");
         let event = self.until_event(why, text).await;
-        assert_eq!((event.message.as_deref(), event.type_.as_deref()), (Some(text), Some("Warning")));
+        assert_eq!(
+            (event.message.as_deref(), event.type_.as_deref()),
+            (Some(text), Some("Warning"))
+        );
     }
 
     async fn patch_node(&self, patch: Value) {
@@ -140,7 +146,7 @@ async fn a_critical_pod_takes_the_place_of_another() {
     cluster.until_ready("slow").await;
 
     let mut critical = asks(half);
-    critical["priority"] = json!(2_000_001_000);
+    critical["priorityClassName"] = json!("system-node-critical");
     cluster.create("critical", critical.clone()).await;
     let preempted = cluster
         .until("slow", "is preempted", |pod| match phase(pod) {

@@ -51,7 +51,8 @@ pub struct Way {
 impl Way {
     pub(super) fn new(shared: &Arc<Shared>, state: &State) -> Self {
         let leavers: Vec<Ticket> = state.ledger.leavers().collect();
-        let graces = leavers.iter().filter_map(|ticket| state.pods.get(ticket)).map(|pod| pod.grace);
+        let graces =
+            leavers.iter().filter_map(|ticket| state.pods.get(ticket)).map(|pod| pod.grace);
         // Half of the grace once more, for the runtime to do what it is asked for.
         let patience = graces.map(|grace| grace + grace / 2).fold(LEAST, Duration::max);
         Self { shared: shared.clone(), leavers, until: Instant::now() + patience }
@@ -61,9 +62,7 @@ impl Way {
     /// runtime that hangs. May be dropped and called again.
     pub async fn cleared(&mut self) {
         let mut released = self.shared.released.subscribe();
-        let gone = async {
-            while !self.is_clear() && released.changed().await.is_ok() {}
-        };
+        let gone = async { while !self.is_clear() && released.changed().await.is_ok() {} };
         if timeout_at(self.until, gone).await.is_ok() {
             return;
         }

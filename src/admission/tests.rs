@@ -137,7 +137,8 @@ async fn a_resize_takes_what_is_free_and_keeps_what_it_has_otherwise() {
     let _seat = admission.admit(&pod("p", "1", 0)).unwrap();
     let refused = admission.resize(&pod("p", "3500m", 0)).unwrap_err();
     assert_eq!(refused.reason, "OutOfcpu");
-    let message = "Node didn't have enough resource: cpu, requested: 3500, used: 1000, capacity: 4000";
+    let message =
+        "Node didn't have enough resource: cpu, requested: 3500, used: 1000, capacity: 4000";
     assert_eq!(refused.message, message);
     assert_eq!(reason(admission.admit(&pod("fits", "2", 0))), None);
     assert_eq!(admission.resize(&pod("p", "3", 0)), Ok(()));

@@ -64,7 +64,9 @@ pub struct Terms<'a> {
 /// Nobody has to make way for a pod that is refused all the same.
 pub fn decide(pod: &Pod, terms: &Terms<'_>) -> Decision {
     let refuse = |verdict| Decision::Refuse { verdict, by_labels: false };
-    let Some(pod_spec) = &pod.spec else { return Decision::Admit { victims: vec![], waits: false } };
+    let Some(pod_spec) = &pod.spec else {
+        return Decision::Admit { victims: vec![], waits: false };
+    };
     let first = pressure::refuses(pod, terms.pressure, terms.abilities.toleration_comparisons)
         .or_else(|| terms.abilities.refuses_first(pod, pod_spec));
     if let Some(verdict) = first {
@@ -83,7 +85,9 @@ fn fit_in(pod: &Pod, terms: &Terms<'_>) -> Decision {
     let new = Seat::resized(pod);
     let misfits = |used| fit::misfits(pod, &new, node, used, abilities.toleration_comparisons);
     let found = misfits(ledger.in_use());
-    let Some(first) = found.first() else { return Decision::Admit { victims: vec![], waits: false } };
+    let Some(first) = found.first() else {
+        return Decision::Admit { victims: vec![], waits: false };
+    };
     let by_labels = found.iter().all(fit::Misfit::is_of_labels);
     let refuse = |verdict| Decision::Refuse { verdict, by_labels };
     if !is_critical(pod) {
@@ -160,7 +164,6 @@ pub fn counted_reason(reason: &str) -> &str {
         _ => "Other",
     }
 }
-
 
 #[cfg(test)]
 mod tests;

@@ -23,9 +23,7 @@ pub fn is_critical(pod: &Pod) -> bool {
 /// What a pod is told that makes way.
 pub fn preempted() -> Verdict {
     Verdict {
-        disruption: Some(
-            "Pod was preempted by Kubelet to accommodate a critical pod.".to_owned(),
-        ),
+        disruption: Some("Pod was preempted by Kubelet to accommodate a critical pod.".to_owned()),
         ..Verdict::failed("Preempting", "Preempted in order to admit critical pod")
     }
 }
@@ -34,11 +32,7 @@ pub fn preempted() -> Verdict {
 type Need<'a> = Vec<(&'a str, i64)>;
 
 /// Pods whose end frees what is lacking, or why there are none.
-pub(super) fn victims(
-    pod: &Pod,
-    ledger: &Ledger,
-    lacks: &[&Lack],
-) -> Result<Vec<Ticket>, String> {
+pub(super) fn victims(pod: &Pod, ledger: &Ledger, lacks: &[&Lack]) -> Result<Vec<Ticket>, String> {
     let preemptor = Seat::new(pod);
     let of = |class: QosClass| -> Vec<(Ticket, &Seat)> {
         let candidates = ledger.staying().filter(|(_, seat)| gives_way(seat, &preemptor));

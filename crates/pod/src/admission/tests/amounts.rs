@@ -28,7 +28,10 @@ fn sidecars_init_containers_overhead_and_the_pods_own_requests_are_added_up() {
         "name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}},
     });
     for (spec, expected) in [
-        (json!({"containers": [container(json!({"cpu": "1"})), container(json!({"cpu": "2"}))]}), 3000),
+        (
+            json!({"containers": [container(json!({"cpu": "1"})), container(json!({"cpu": "2"}))]}),
+            3000,
+        ),
         (
             json!({
                 "initContainers": [container(json!({"cpu": "5"}))],
@@ -83,12 +86,17 @@ fn a_pod_that_is_resized_holds_the_most_of_what_it_wants_was_given_and_has() {
         ("4", "1", "1", "Deferred", 4000, 4000),
         ("4", "1", "1", "Infeasible", 1000, 4000),
     ] {
-        assert_eq!(resized(wanted, actual, allocated, reason), (held, granted), "{wanted} {reason}");
+        assert_eq!(
+            resized(wanted, actual, allocated, reason),
+            (held, granted),
+            "{wanted} {reason}"
+        );
     }
     let mut whole = pod(json!({
         "resources": {"requests": {"cpu": "1"}}, "containers": [{"name": "c"}],
     }));
-    let status = json!({"resources": {"requests": {"cpu": "2"}}, "allocatedResources": {"cpu": "1"}});
+    let status =
+        json!({"resources": {"requests": {"cpu": "2"}}, "allocatedResources": {"cpu": "1"}});
     whole.status = serde_json::from_value(status).unwrap();
     assert_eq!(Amounts::of_pod(&whole).get("cpu"), 2000);
 }

@@ -76,7 +76,8 @@ fn a_pod_chooses_its_node_by_labels_and_name() {
         ),
     ] {
         let expected = (!fits).then(|| {
-            let message = "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector";
+            let message =
+                "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector";
             ("NodeAffinity".to_owned(), message.to_owned())
         });
         assert_eq!(refusal(&pod, &node, &Ledger::default()), expected, "{:?}", pod.spec);
@@ -98,7 +99,8 @@ fn a_pod_of_another_node_is_refused() {
 fn only_taints_that_do_not_let_run_keep_pods_out() {
     let taint = |effect: &str| json!([{"key": "k", "value": "5", "effect": effect}]);
     let tolerating = |toleration: Value| pod(json!({"tolerations": [toleration]}));
-    let message = "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate";
+    let message =
+        "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate";
     let refused = Some(("TaintToleration".to_owned(), message.to_owned()));
     for (effect, pod, fits) in [
         ("NoSchedule", pod(json!({})), true),

@@ -85,7 +85,8 @@ fn critical_pods_that_cannot_come_in_say_why() {
     // Only amounts give way.
     let mut elsewhere = critical(json!({"cpu": "4"}));
     elsewhere.spec.as_mut().unwrap().node_name = Some("m".to_owned());
-    let refused = "NodeName: Predicate NodeName failed: node(s) didn't match the requested node name";
+    let refused =
+        "NodeName: Predicate NodeName failed: node(s) didn't match the requested node name";
     assert_eq!(victims(&elsewhere, &[cpu("4")]), Err(refused.to_owned()));
     // Nobody makes way for what is not let in.
     let mut guarded = critical(json!({"cpu": "4"}));
@@ -103,9 +104,8 @@ fn what_others_leave_is_waited_for_and_not_taken_twice() {
     let node = node_with(json!({}), json!([]));
     let (mut ledger, tickets) = full(&[cpu("3"), cpu("1")]);
     let critical = |amount: &str| with_priority(cpu(amount), CRITICAL);
-    let decide = |pod: &Pod, ledger: &Ledger| {
-        decide_on(pod, &node, ledger, NodePressure::default())
-    };
+    let decide =
+        |pod: &Pod, ledger: &Ledger| decide_on(pod, &node, ledger, NodePressure::default());
     let first = decide(&critical("2"), &ledger);
     assert_eq!(first, Decision::Admit { victims: vec![tickets[0]], waits: true });
     ledger.leave(tickets[0]);

@@ -31,8 +31,8 @@ fn pods_that_come_under_pressure() {
             Decision::Admit { .. } => None,
             Decision::Refuse { verdict, .. } => Some((verdict.reason, verdict.message)),
         };
-        let expected =
-            names.map(|names| ("Evicted".to_owned(), format!("The node had condition: [{names}]. ")));
+        let expected = names
+            .map(|names| ("Evicted".to_owned(), format!("The node had condition: [{names}]. ")));
         assert_eq!(told, expected, "{pressure:?} {:?}", pod.spec);
     }
 }
