@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::admission;
+use crate::admission::{self, Admission};
 use crate::client::{self, ClientError, Limits};
 use crate::config::{Config, KUBERNETES_VERSION};
 use crate::desired::{self, Desired};
@@ -35,7 +35,7 @@ use crate::sources::{self, Source, Update};
 use crate::status::StatusWriter;
 use crate::view::View;
 use crate::volumes::Volumes;
-use crate::worker::{Places, Pool, Tools};
+use crate::worker::{Ender, Places, Pool, Tools};
 
 /// How long the apiserver may take to begin an answer.
 const API_TIMEOUT: Duration = Duration::from_secs(15);
@@ -129,16 +129,15 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let (updates, merged) = mpsc::channel(CHANNEL);
     let (changes, changed) = mpsc::channel(CHANNEL);
     let mut sources = Vec::new();
-    if let Some(client) = &client {
+    if client.is_some() {
         sources.push(Source::Api);
-        rooms.open(sources::watch_pods(client.clone(), config.node_name.clone(), updates.clone()));
     }
     let complaints = Complaints::default();
     let mut complain = complain_about_manifests(recorder.clone(), config.node_name.clone());
     if once {
         complain = complaints.note(complain);
     }
-    sources.extend(open_manifests(&config, &mut rooms, complain, updates));
+    sources.extend(open_manifests(&config, &mut rooms, complain, updates.clone()));
     // A single run does not hear the apiserver, and leaves alone what that may want.
     let unheard = once.then_some(Source::Api);
     let desired = Desired::new(sources.into_iter().chain(unheard));
@@ -160,6 +159,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
 
     // the node object, from what the runtime says of itself
     let (feeds, inputs) = registration::channels();
+    let pressure = inputs.pressure();
+    let mut told = None;
     rooms.open(health::feed(runtime.clone(), observer.clone(), feeds));
     let status = StatusWriter::default();
     let mut drain = JoinSet::new();
@@ -168,6 +169,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         let registration =
             Registration::new(config.clone(), client.clone(), recorder.clone(), inputs);
         let node = registration.node();
+        told = Some((node.clone(), kube::Api::all(client.clone())));
+        let name = config.node_name.clone();
+        rooms.open(sources::watch_pods(client.clone(), name, node.clone(), updates));
         rooms.open(registration.run());
         let lease = config.kubelet.node_lease_duration_seconds;
         rooms.open(registration::renew_lease(
@@ -199,6 +203,15 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         handlers,
         settings: settings.clone(),
     });
+    let ender = Ender::default();
+    let admission = Admission::new(admission::Sources {
+        abilities: admission::abilities(&config, &runtime).await?,
+        own: registration::initial_node(&config),
+        told,
+        pressure,
+        announcer: announcer.clone(),
+        ender: ender.clone(),
+    });
     let tools = Arc::new(Tools {
         runtime: pods,
         observer: observer.clone(),
@@ -212,9 +225,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         max_restart_delay: max_restart_delay(&config),
         gates: pod_gates(&config),
         places: Places::default(),
-        admission: admission::facts(&config, &runtime).await?,
+        admission,
     });
-    let pool = Pool::new(tools, desired.clone());
+    let pool = Pool::new(tools, desired.clone(), ender);
     if !once {
         let view = View::new(desired.clone(), status.clone(), observer, pool.pulse());
         let view = Arc::new(view);

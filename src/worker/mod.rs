@@ -20,6 +20,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use longshore_pod::status::Verdict;
 
+pub(crate) use end::grace;
 pub use ender::Ender;
 pub use place::Places;
 pub use pool::{Pool, Tools};

@@ -21,6 +21,7 @@ use super::end::grace;
 use super::place::Place;
 use super::steps::{Outcome, Steps};
 use super::{Order, Phase, Tools, Why};
+use crate::admission::{Refusal, Seat};
 use crate::runtime::{Present, describe};
 use crate::volumes::PodMounts;
 
@@ -41,6 +42,10 @@ pub(super) struct Task {
     pub(super) phase: Phase,
     /// Why the pod was ended by the node, if it was.
     pub(super) verdict: Option<Verdict>,
+    /// What it holds on the node, until nothing of it runs any more.
+    pub(super) seat: Option<Seat>,
+    /// Why it was not let in when that was asked.
+    refusal: Option<Refusal>,
     /// Whether it was not even let in.
     pub(super) refused: bool,
     /// The status told last.
@@ -96,6 +101,8 @@ impl Task {
             probes,
             phase: Phase::Syncing,
             verdict: None,
+            seat: None,
+            refusal: None,
             refused: false,
             told: pod.status.clone().unwrap_or_default(),
             steps: Steps::default(),
@@ -129,7 +136,7 @@ impl Task {
     /// Work until nothing of the pod is left to care for; gives its UID.
     pub(super) async fn run(mut self) -> String {
         self.tools.objects.register(&self.pod);
-        self.admit();
+        self.enter().await;
         loop {
             let end = self.take_order();
             let wake_at = match (self.phase, end) {
@@ -153,15 +160,45 @@ impl Task {
         }
     }
 
-    /// What the node does not take in ends before anything is done for it. What it once took in
-    /// stays, whatever the node would say now.
-    fn admit(&mut self) {
-        if self.take_order().is_some() || !self.observed.borrow().is_gone() {
-            return;
+    /// Ask for a seat. What the node once took in stays, whatever it would say now.
+    pub(super) fn admit(&mut self) {
+        let ends = self.take_order().is_some();
+        let is_known = !ends && admission::was_admitted(&self.pod);
+        if is_known || !self.observed.borrow().is_gone() {
+            self.seat = Some(self.tools.admission.keep(&self.pod));
+        } else if !ends {
+            match self.tools.admission.admit(&self.pod) {
+                Ok(seat) => self.seat = Some(seat),
+                Err(refusal) => self.refusal = Some(refusal),
+            }
         }
-        let Some(verdict) = admission::rejects(&self.pod, &self.tools.admission) else { return };
+    }
+
+    /// Wait until the pod may take its seat. What is not taken in ends before anything is done for
+    /// it.
+    async fn enter(&mut self) {
+        if let Some(refusal) = self.refusal.take() {
+            match self.tools.admission.admit_anew(&self.pod, refusal).await {
+                Ok(seat) => self.seat = Some(seat),
+                Err(verdict) => self.refuse(&verdict),
+            }
+        }
+        let Some(mut way) = self.seat.as_mut().and_then(Seat::way) else { return };
+        loop {
+            tokio::select! {
+                () = way.cleared() => return,
+                changed = self.order.changed() => {
+                    if changed.is_err() || self.take_order().is_some() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn refuse(&mut self, verdict: &Verdict) {
         self.tools.announcer.pod(&self.pod, true, &verdict.reason, &verdict.message);
-        self.told = status::rejected(&self.pod, &verdict, Timestamp::now());
+        self.told = status::rejected(&self.pod, verdict, Timestamp::now());
         self.refused = true;
     }
 
