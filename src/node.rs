@@ -29,6 +29,7 @@ use crate::observe::{self, Observer};
 use crate::probes::Probes;
 use crate::registration::{self, Machine, Registration, disk_capacity};
 use crate::resources::cgroups::{self, Cgroups, Driver};
+use crate::resources::managers::{self, Managers};
 use crate::run_once::{self, Complaints};
 use crate::runtime::{
     Announcer, Ids, Parts, PodRuntime, Pulls, Settings, UserNamespaceError, Verification,
@@ -65,6 +66,9 @@ pub enum Error {
     /// The cgroups of pods cannot be made.
     #[error(transparent)]
     Cgroup(#[from] cgroups::Error),
+    /// The CPU, memory or topology manager cannot begin.
+    #[error(transparent)]
+    Managers(#[from] managers::Error),
     /// There are no ids for pods with users of their own.
     #[error(transparent)]
     UserNamespace(#[from] UserNamespaceError),
@@ -161,6 +165,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     };
     let observer = Observer::new(runtime.clone());
     rooms.open(observe::run(observer.clone(), stop.clone()));
+    let managers = Managers::start(&config, desired.clone(), observer.clone())?;
+    rooms.open(managers.clone().keep());
+    rooms.open(managers.clone().reconcile(runtime.clone()));
 
     // the node object, from what the runtime says of itself
     let (feeds, inputs) = registration::channels();
@@ -201,6 +208,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         volumes: volumes.clone(),
         announcer: announcer.clone(),
         handlers,
+        managers: managers.clone(),
         settings: settings.clone(),
     });
     let tools = Arc::new(Tools {
@@ -216,6 +224,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         max_restart_delay: max_restart_delay(&config),
         gates: pod_gates(&config),
         places: Places::default(),
+        managers,
         admission: admission::facts(&config, &runtime).await?,
     });
     let pool = Pool::new(tools, desired.clone());

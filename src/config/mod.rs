@@ -4,6 +4,7 @@
 //!
 //! Current limitations: the `proxy` command refuses to run, as kube-proxy's part is not built yet.
 
+mod checks_managers;
 mod duration;
 mod file;
 mod flags;
@@ -230,6 +231,7 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
     });
     flags.kubelet.fill_gated(&gates);
     errors.extend(validation::faults(&flags.kubelet, &gates));
+    errors.extend(checks_managers::faults(&flags.kubelet, &gates));
     errors.extend(validation::host_faults(&flags.kubelet));
     errors.extend(labels::check_node_labels(&flags.node_labels).err().into_iter().flatten());
     let mut or_fault = |fault: String| errors.push(fault);

@@ -45,6 +45,7 @@ use crate::handlers::Handlers;
 use crate::objects::Objects;
 use crate::observe::Observer;
 use crate::resources::cgroups::Cgroups;
+use crate::resources::managers::{self, Managers};
 use crate::services::Services;
 use crate::volumes::Volumes;
 
@@ -232,6 +233,9 @@ pub enum Error {
     /// The pod's cgroup cannot be made.
     #[error(transparent)]
     Cgroup(#[from] crate::resources::cgroups::Error),
+    /// What its containers have for themselves is not on disk.
+    #[error(transparent)]
+    Managers(#[from] managers::Error),
 }
 
 /// Why a container does not run: its waiting state's reason and message.
@@ -292,6 +296,8 @@ pub struct Parts {
     pub announcer: Announcer,
     /// The ways into containers, for hooks.
     pub handlers: Handlers,
+    /// What containers have for themselves.
+    pub managers: Managers,
     /// What of the node's config shapes its pods.
     pub settings: Arc<Settings>,
 }
@@ -308,14 +314,15 @@ pub struct PodRuntime {
     handlers: Handlers,
     images: Arc<images::Images>,
     user_namespaces: Arc<userns::UserNamespaces>,
+    managers: Managers,
     settings: Arc<Settings>,
 }
 
 impl PodRuntime {
     /// Hands that work with these parts.
     pub fn new(parts: Parts) -> Self {
-        let Parts { cri, observer, objects, services, volumes, announcer, handlers, settings } =
-            parts;
+        let Parts { cri, observer, objects, services, volumes, announcer, handlers, .. } = parts;
+        let (managers, settings) = (parts.managers, parts.settings);
         let objects = objects.fresh();
         let images = images::Images::new(
             cri.clone(),
@@ -335,13 +342,15 @@ impl PodRuntime {
             volumes,
             announcer,
             handlers,
+            managers,
             settings,
         }
     }
 
     /// Make what must stand before the pod's sandbox: directories and cgroup.
     pub async fn prepare(&self, pod: &Pod) -> Result<(), Error> {
-        self.settings.cgroups.create(pod)?;
+        self.managers.settled().await?;
+        self.settings.cgroups.create(&self.managers.without_quota(pod))?;
         for dir in [self.settings.pod_dir(pod), self.settings.pod_log_dir(pod)] {
             create_dir(&dir).await?;
         }

@@ -156,10 +156,15 @@ impl Task {
     /// What the node does not take in ends before anything is done for it. What it once took in
     /// stays, whatever the node would say now.
     fn admit(&mut self) {
-        if self.take_order().is_some() || !self.observed.borrow().is_gone() {
+        if self.take_order().is_some() {
             return;
         }
-        let Some(verdict) = admission::rejects(&self.pod, &self.tools.admission) else { return };
+        if !self.observed.borrow().is_gone() {
+            return self.tools.managers.adopt(&self.pod);
+        }
+        let verdict = admission::rejects(&self.pod, &self.tools.admission)
+            .or_else(|| self.tools.managers.admit(&self.pod).err());
+        let Some(verdict) = verdict else { return };
         self.tools.announcer.pod(&self.pod, true, &verdict.reason, &verdict.message);
         self.told = status::rejected(&self.pod, &verdict, Timestamp::now());
         self.refused = true;

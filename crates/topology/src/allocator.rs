@@ -94,22 +94,31 @@ impl Allocator {
         Self { topology, cpu, memory }
     }
 
-    /// Go on from states that were kept.
+    /// Whether there is no manager that would ever give anything.
+    pub fn is_idle(&self) -> bool {
+        self.cpu.is_none() && self.memory.is_none()
+    }
+
+    /// Go on from what was kept of CPUs.
     ///
     /// # Errors
-    /// When one does not suit the machine or the reservations.
-    pub fn restore(
-        &mut self,
-        cpu: Option<cpu::State>,
-        memory: Option<memory::State>,
-    ) -> Result<(), StateError> {
-        if let (Some(policy), Some(state)) = (&mut self.cpu, cpu) {
-            policy.restore(state)?;
+    /// When it does not suit the machine or the reservations.
+    pub fn restore_cpu(&mut self, state: Option<cpu::State>) -> Result<(), StateError> {
+        match (&mut self.cpu, state) {
+            (Some(policy), Some(state)) => policy.restore(state),
+            _ => Ok(()),
         }
-        if let (Some(policy), Some(state)) = (&mut self.memory, memory) {
-            policy.restore(state)?;
+    }
+
+    /// Go on from what was kept of memory.
+    ///
+    /// # Errors
+    /// When it does not suit the machine or the reservations.
+    pub fn restore_memory(&mut self, state: Option<memory::State>) -> Result<(), StateError> {
+        match (&mut self.memory, state) {
+            (Some(policy), Some(state)) => policy.restore(state),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Give a pod all that it is to have, or nothing. One that has it already keeps it.

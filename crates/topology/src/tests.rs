@@ -159,7 +159,7 @@ fn pods_get_what_upstream_gives_them() {
         let expected = &scenario["memoryState"];
         assert_eq!(comparable(&memory), comparable(expected), "scenario {index}: {line}");
         let kept = checkpoint::read_memory("Static", &expected.to_string()).expect("its checksum");
-        fresh.restore(None, Some(kept)).expect("the machine is the same");
+        fresh.restore_memory(Some(kept)).expect("the machine is the same");
     }
 }
 
