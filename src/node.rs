@@ -27,6 +27,7 @@ use crate::observe::{self, Observer};
 use crate::probes::Probes;
 use crate::registration::{self, Machine, Registration};
 use crate::resources;
+use crate::resources::managers::{self, Managers};
 use crate::run_once::{self, Complaints};
 use crate::runtime::{Announcer, Parts, PodRuntime, Settings, UserNamespaceError};
 use crate::server::{Server, ServerError};
@@ -59,6 +60,9 @@ pub enum Error {
     /// The machine's resources cannot be managed as the config says.
     #[error(transparent)]
     Resources(#[from] resources::Error),
+    /// The CPU, memory or topology manager cannot begin.
+    #[error(transparent)]
+    Managers(#[from] managers::Error),
     /// There are no ids for pods with users of their own.
     #[error(transparent)]
     UserNamespace(#[from] UserNamespaceError),
@@ -156,6 +160,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     };
     let observer = Observer::new(runtime.clone());
     rooms.open(observe::run(observer.clone(), stop.clone()));
+    let managers = Managers::start(&config, desired.clone(), observer.clone())?;
+    rooms.open(managers.clone().keep());
+    rooms.open(managers.clone().reconcile(runtime.clone()));
 
     // the node object, from what the runtime says of itself
     let (feeds, inputs) = registration::channels();
@@ -201,6 +208,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         volumes: volumes.clone(),
         announcer: announcer.clone(),
         handlers,
+        managers: managers.clone(),
         settings: settings.clone(),
     });
     let ender = Ender::default();
@@ -225,6 +233,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         max_restart_delay: max_restart_delay(&config),
         gates: pod_gates(&config),
         places: Places::default(),
+        managers,
         admission,
     });
     let pool = Pool::new(tools, desired.clone(), ender);

@@ -128,10 +128,15 @@ impl Admission {
             _ => Err(refusal),
         };
         outcome.map_err(|refusal| {
-            let reason = rules::counted_reason(&refusal.verdict.reason).to_owned();
-            *self.state().counts.rejections.entry(reason).or_default() += 1;
+            self.count(&refusal.verdict);
             refusal.verdict
         })
+    }
+
+    /// Count a pod that was refused.
+    pub fn count(&self, verdict: &Verdict) {
+        let reason = rules::counted_reason(&verdict.reason).to_owned();
+        *self.state().counts.rejections.entry(reason).or_default() += 1;
     }
 
     /// Enter a pod that has been taken in before, whatever the node would say now.

@@ -5,6 +5,7 @@
 //! Current limitations: the `proxy` command refuses to run, as kube-proxy's part is not built yet.
 
 mod cgroups;
+mod checks_managers;
 mod duration;
 mod file;
 mod flags;
@@ -232,6 +233,7 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
     flags.kubelet.fill_gated(&gates);
     errors.extend(validation::faults(&flags.kubelet, &gates));
     errors.extend(cgroups::host_faults(&flags.kubelet));
+    errors.extend(checks_managers::faults(&flags.kubelet, &gates));
     errors.extend(labels::check_node_labels(&flags.node_labels).err().into_iter().flatten());
     let mut or_fault = |fault: String| errors.push(fault);
     let node_name = node_name(&flags.hostname_override).map_err(&mut or_fault).unwrap_or_default();

@@ -3,6 +3,7 @@
 pub mod allocatable;
 pub mod cgroups;
 pub mod hugepages;
+pub mod managers;
 pub mod memory_qos;
 mod start;
 pub mod swap;

@@ -44,6 +44,7 @@ use crate::config::GoDuration;
 use crate::handlers::Handlers;
 use crate::objects::Objects;
 use crate::observe::Observer;
+use crate::resources::managers::{self, Managers};
 use crate::services::Services;
 use crate::volumes::Volumes;
 
@@ -179,6 +180,9 @@ pub enum Error {
     /// The pod's cgroup cannot be made.
     #[error(transparent)]
     Cgroup(#[from] crate::resources::cgroups::Error),
+    /// What its containers have for themselves is not on disk.
+    #[error(transparent)]
+    Managers(#[from] managers::Error),
 }
 
 /// Why a container does not run: its waiting state's reason and message.
@@ -239,6 +243,8 @@ pub struct Parts {
     pub announcer: Announcer,
     /// The ways into containers, for hooks.
     pub handlers: Handlers,
+    /// What containers have for themselves.
+    pub managers: Managers,
     /// What of the node's config shapes its pods.
     pub settings: Arc<Settings>,
 }
@@ -255,14 +261,15 @@ pub struct PodRuntime {
     handlers: Handlers,
     images: Arc<images::Images>,
     user_namespaces: Arc<userns::UserNamespaces>,
+    managers: Managers,
     settings: Arc<Settings>,
 }
 
 impl PodRuntime {
     /// Hands that work with these parts.
     pub fn new(parts: Parts) -> Self {
-        let Parts { cri, observer, objects, services, volumes, announcer, handlers, settings } =
-            parts;
+        let Parts { cri, observer, objects, services, volumes, announcer, handlers, .. } = parts;
+        let (managers, settings) = (parts.managers, parts.settings);
         let objects = objects.fresh();
         let images = images::Images::new(
             cri.clone(),
@@ -282,6 +289,7 @@ impl PodRuntime {
             volumes,
             announcer,
             handlers,
+            managers,
             settings,
         }
     }
@@ -301,7 +309,8 @@ impl PodRuntime {
 
     /// Make the pod's cgroup, and run its sandbox in it.
     pub async fn create_sandbox(&self, pod: &Pod, attempt: u32) -> Result<(), Error> {
-        self.settings.cgroups.create(pod).await?;
+        self.managers.settled().await?;
+        self.settings.cgroups.create(&self.managers.without_quota(pod)).await?;
         let isolation = self.isolation(pod).await?;
         let (config, complaints) =
             sandbox::config(&self.settings, pod, attempt, isolation.namespaces)?;

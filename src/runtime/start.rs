@@ -105,7 +105,10 @@ impl PodRuntime {
             isolation,
             restart_count,
         };
-        let config = self.container_config(pod, making).await.map_err(config_error)?;
+        let mut config = self.container_config(pod, making).await.map_err(config_error)?;
+        if let Some(resources) = config.linux.as_mut().and_then(|own| own.resources.as_mut()) {
+            self.managers.place(pod, &container.name, resources);
+        }
         let log = log_dir.join(format!("{restart_count}.log"));
         Ok(Prepared { config, sandbox_config, log })
     }

@@ -55,6 +55,7 @@ impl PodRuntime {
         self.images.forget(spec::uid(pod));
         self.objects.unregister(spec::uid(pod));
         self.user_namespaces.release(spec::uid(pod));
+        self.managers.release(spec::uid(pod));
         self.volumes.unmount(spec::uid(pod)).await?;
         Ok(self.settings.cgroups.remove(pod).await?)
     }

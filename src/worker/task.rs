@@ -44,8 +44,8 @@ pub(super) struct Task {
     pub(super) verdict: Option<Verdict>,
     /// What it holds on the node, until nothing of it runs any more.
     pub(super) seat: Option<Seat>,
-    /// Why it was not let in when that was asked.
-    refusal: Option<Refusal>,
+    /// How it stands with its coming in.
+    entry: Entry,
     /// Whether it was not even let in.
     pub(super) refused: bool,
     /// The status told last.
@@ -81,6 +81,16 @@ pub(super) struct Task {
     refreshed: Instant,
 }
 
+/// How it stands with a pod's coming in.
+enum Entry {
+    /// It was taken in before, or does not come in any more.
+    Known,
+    /// It has its seat, and may have to wait for it.
+    New,
+    /// It was refused when that was asked first.
+    Refused(Refusal),
+}
+
 /// A container's wait.
 pub(super) struct Wait {
     pub(super) reason: String,
@@ -102,7 +112,7 @@ impl Task {
             phase: Phase::Syncing,
             verdict: None,
             seat: None,
-            refusal: None,
+            entry: Entry::Known,
             refused: false,
             told: pod.status.clone().unwrap_or_default(),
             steps: Steps::default(),
@@ -166,10 +176,14 @@ impl Task {
         let is_known = !ends && admission::was_admitted(&self.pod);
         if is_known || !self.observed.borrow().is_gone() {
             self.seat = Some(self.tools.admission.keep(&self.pod));
+            self.tools.managers.adopt(&self.pod);
         } else if !ends {
             match self.tools.admission.admit(&self.pod) {
-                Ok(seat) => self.seat = Some(seat),
-                Err(refusal) => self.refusal = Some(refusal),
+                Ok(seat) => {
+                    self.seat = Some(seat);
+                    self.entry = Entry::New;
+                }
+                Err(refusal) => self.entry = Entry::Refused(refusal),
             }
         }
     }
@@ -177,19 +191,36 @@ impl Task {
     /// Wait until the pod may take its seat. What is not taken in ends before anything is done for
     /// it.
     async fn enter(&mut self) {
-        if let Some(refusal) = self.refusal.take() {
-            match self.tools.admission.admit_anew(&self.pod, refusal).await {
-                Ok(seat) => self.seat = Some(seat),
-                Err(verdict) => self.refuse(&verdict),
+        match std::mem::replace(&mut self.entry, Entry::Known) {
+            Entry::Known => return,
+            Entry::New => {}
+            Entry::Refused(refusal) => {
+                match self.tools.admission.admit_anew(&self.pod, refusal).await {
+                    Ok(seat) => self.seat = Some(seat),
+                    Err(verdict) => return self.refuse(&verdict),
+                }
             }
         }
-        let Some(mut way) = self.seat.as_mut().and_then(Seat::way) else { return };
+        if !self.way_is_clear().await {
+            return;
+        }
+        // What was held by pods that made way is free by now.
+        if let Err(verdict) = self.tools.managers.admit(&self.pod) {
+            self.tools.admission.count(&verdict);
+            self.seat = None;
+            self.refuse(&verdict);
+        }
+    }
+
+    /// Wait for pods that make way. Tells whether the pod may start then.
+    async fn way_is_clear(&mut self) -> bool {
+        let Some(mut way) = self.seat.as_mut().and_then(Seat::way) else { return true };
         loop {
             tokio::select! {
-                () = way.cleared() => return,
+                () = way.cleared() => return true,
                 changed = self.order.changed() => {
                     if changed.is_err() || self.take_order().is_some() {
-                        return;
+                        return false;
                     }
                 }
             }
