@@ -9,6 +9,7 @@ mod end;
 mod ender;
 mod place;
 mod pool;
+mod resize;
 mod steps;
 mod stop;
 mod sync;

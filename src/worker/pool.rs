@@ -22,6 +22,7 @@ use super::task::Task;
 use crate::desired::{Change, Desired};
 use crate::observe::Observer;
 use crate::probes::Probes;
+use crate::resources::allocation::Allocation;
 use crate::runtime::{Announcer, PodRuntime, Settings};
 use crate::status::StatusWriter;
 use crate::volumes::Volumes;
@@ -55,6 +56,8 @@ pub struct Tools {
     pub gates: Gates,
     /// How many pods are in the making at once.
     pub places: Places,
+    /// What pods have been given.
+    pub allocation: Allocation,
     /// What decides whether a pod is taken in.
     pub admission: longshore_pod::admission::Node,
 }

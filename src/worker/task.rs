@@ -19,8 +19,10 @@ use tracing::debug;
 use super::act::Hands;
 use super::end::grace;
 use super::place::Place;
+use super::resize::Resizing;
 use super::steps::{Outcome, Steps};
 use super::{Order, Phase, Tools, Why};
+use crate::resources::allocation::Decision;
 use crate::runtime::{Present, describe};
 use crate::volumes::PodMounts;
 
@@ -37,6 +39,11 @@ pub(super) struct Task {
     pub(super) order: watch::Receiver<Order>,
     pub(super) observed: watch::Receiver<Arc<ObservedPod>>,
     pub(super) probes: watch::Receiver<Arc<ProbeResults>>,
+    /// What is decided about its resize.
+    pub(super) decision: watch::Receiver<Decision>,
+    /// The pod as its source has it.
+    pub(super) asked: Arc<Pod>,
+    /// The pod as it may run: with the resources that it was given.
     pub(super) pod: Arc<Pod>,
     pub(super) phase: Phase,
     /// Why the pod was ended by the node, if it was.
@@ -68,6 +75,10 @@ pub(super) struct Task {
     pub(super) lost_sandbox: String,
     /// Sandboxes that are known to have given back what they held.
     pub(super) stopped: HashSet<String>,
+    /// The resize under way, if one is.
+    pub(super) resizing: Option<Resizing>,
+    /// How many resizes were begun.
+    pub(super) grants: u64,
     /// When the grace of the pod as a whole is over, once it ends.
     pub(super) deadline: watch::Sender<Option<Instant>>,
     /// Since when the runtime does not show all that it has of the pod, and whether that was told.
@@ -90,14 +101,21 @@ impl Task {
         let observed = tools.observer.subscribe(spec::uid(&pod));
         let probes = tools.probes.subscribe(spec::uid(&pod));
         let restarts = Backoff::new(RESTART_BASE, tools.max_restart_delay);
+        let decision = tools.allocation.subscribe(spec::uid(&pod));
+        let told = pod.status.clone().unwrap_or_default();
         Self {
+            decision,
+            asked: pod.clone(),
+            pod: tools.allocation.allotted(&pod),
+            resizing: status::resize_told(&told).1.map(Resizing::from),
+            grants: 0,
             order,
             observed,
             probes,
             phase: Phase::Syncing,
             verdict: None,
             refused: false,
-            told: pod.status.clone().unwrap_or_default(),
+            told,
             steps: Steps::default(),
             turn: Arc::default(),
             place: tools.places.place(),
@@ -114,7 +132,6 @@ impl Task {
             deadline: watch::Sender::new(None),
             unseen: None,
             refreshed: Instant::now(),
-            pod,
             tools,
         }
     }
@@ -123,13 +140,16 @@ impl Task {
     pub(super) async fn run_orphan(mut self) -> String {
         let observed = self.observed.borrow().clone();
         self.pod = Arc::new(self.tools.runtime.restore(&self.pod, &observed).await);
+        self.asked = self.pod.clone();
         self.run().await
     }
 
     /// Work until nothing of the pod is left to care for; gives its UID.
     pub(super) async fn run(mut self) -> String {
         self.tools.objects.register(&self.pod);
-        self.admit();
+        if self.take_order().is_none() {
+            self.admit();
+        }
         loop {
             let end = self.take_order();
             let wake_at = match (self.phase, end) {
@@ -156,10 +176,9 @@ impl Task {
     /// What the node does not take in ends before anything is done for it. What it once took in
     /// stays, whatever the node would say now.
     fn admit(&mut self) {
-        if self.take_order().is_some() || !self.observed.borrow().is_gone() {
-            return;
-        }
-        let Some(verdict) = admission::rejects(&self.pod, &self.tools.admission) else { return };
+        let is_new = self.observed.borrow().is_gone();
+        let verdict = admission::rejects(&self.pod, &self.tools.admission).filter(|_| is_new);
+        let Some(verdict) = verdict else { return self.hold() };
         self.tools.announcer.pod(&self.pod, true, &verdict.reason, &verdict.message);
         self.told = status::rejected(&self.pod, &verdict, Timestamp::now());
         self.refused = true;
@@ -168,9 +187,9 @@ impl Task {
     /// Take in the newest order. Tells whether it ends the pod: how fast, and why.
     pub(super) fn take_order(&mut self) -> Option<(Duration, Why)> {
         let order = self.order.borrow_and_update().clone();
-        if !Arc::ptr_eq(&order.pod, &self.pod) && !order.gone {
+        if !Arc::ptr_eq(&order.pod, &self.asked) && !order.gone {
             self.tools.objects.register(&order.pod);
-            self.pod = order.pod;
+            self.asks(order.pod);
         }
         let mut allowed = grace(&self.pod);
         if let Some(end) = order.end {
@@ -217,6 +236,7 @@ impl Task {
         };
         tokio::select! {
             _ = self.order.changed() => {}
+            Ok(()) = self.decision.changed() => {}
             _ = self.observed.changed() => {}
             _ = self.probes.changed() => {}
             outcome = self.steps.next() => self.done(outcome),
@@ -258,6 +278,7 @@ impl Task {
                 let wait = Wait { reason: reason.to_owned(), message, until: Some(until) };
                 self.waiting.insert(name, wait);
             }
+            Outcome::Resized(resized) => self.resized(resized, now),
             Outcome::Failed(failure) => {
                 let (reason, message) = (failure.reason, failure.message);
                 debug!(pod = describe(&self.pod), reason, message, "step failed");
@@ -341,6 +362,8 @@ impl Task {
             }
         }
         let probes = self.probes.borrow().clone();
+        let actuated = self.tools.allocation.actuated(spec::uid(&self.pod));
+        let decision = self.decision.borrow().clone();
         let context = Context {
             probes: &probes,
             starting: self.starting(observed),
@@ -349,6 +372,9 @@ impl Task {
             terminal: self.phase == Phase::Terminated,
             verdict: self.verdict.clone(),
             runtime: &self.tools.runtime_name,
+            actuated: &actuated,
+            pending: decision.pending.as_ref(),
+            resizing: self.resizing.as_ref().map(|resizing| &resizing.told),
             gates: self.tools.gates,
             ..Context::default()
         };

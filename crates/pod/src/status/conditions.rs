@@ -32,6 +32,21 @@ pub fn is_owned(type_: &str, reason: Option<&str>) -> bool {
     }
 }
 
+/// What a status tells of a resize: what the pod waits for, and what it was given and is not done.
+pub fn resize_told(status: &PodStatus) -> (Option<Pending>, Option<InProgress>) {
+    let of = |type_| status.conditions.iter().flatten().find(move |c| c.type_ == type_);
+    let pending = of(RESIZE_PENDING).map(|condition| Pending {
+        infeasible: condition.reason.as_deref() == Some("Infeasible"),
+        message: condition.message.clone().unwrap_or_default(),
+        generation: condition.observed_generation,
+    });
+    let in_progress = of(RESIZING).map(|condition| InProgress {
+        generation: condition.observed_generation,
+        error: condition.message.clone().filter(|_| condition.reason.as_deref() == Some("Error")),
+    });
+    (pending, in_progress)
+}
+
 /// Whether the pod was told to start afresh.
 pub(super) fn was_restarting(previous: &PodStatus, gates: Gates) -> bool {
     gates.restart_all_containers && holds(previous, RESTARTING)

@@ -21,7 +21,7 @@ use crate::resize::{InProgress, Pending, PodResources};
 use crate::spec::Gates;
 use crate::{qos, resources as amounts, spec};
 
-pub use conditions::is_owned;
+pub use conditions::{is_owned, resize_told};
 
 /// What a status depends on besides spec and observation.
 #[derive(Clone, Debug, Default)]
