@@ -8,6 +8,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::SignedDuration;
 use longshore_cri::{Options, Runtime};
 use longshore_pod::backoff::RESTART_MAX;
+use longshore_pod::resize::Rules;
 use longshore_pod::spec::Gates;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::mpsc;
@@ -27,6 +28,7 @@ use crate::observe::{self, Observer};
 use crate::probes::Probes;
 use crate::registration::{self, Machine, Registration};
 use crate::resources;
+use crate::resources::allocation::{self, Allocation};
 use crate::resources::managers::{self, Managers};
 use crate::run_once::{self, Complaints};
 use crate::runtime::{Announcer, Parts, PodRuntime, Settings, UserNamespaceError};
@@ -75,6 +77,9 @@ pub enum Error {
     /// Not all pods of a single run came up.
     #[error(transparent)]
     RunOnce(#[from] run_once::Error),
+    /// What was given to pods cannot be read back.
+    #[error(transparent)]
+    Allocation(#[from] allocation::Error),
     /// A directory cannot be made.
     #[error("{path}: {source}", path = .path.display())]
     Directory {
@@ -220,7 +225,17 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         announcer: announcer.clone(),
         ender: ender.clone(),
     });
+    let given = allocation::Parts {
+        desired: desired.clone(),
+        announcer: announcer.clone(),
+        admission: admission.clone(),
+        rules: resize_rules(&config, &settings),
+        gates: pod_gates(&config),
+    };
+    let allocation = Allocation::open(&settings.root_dir, given)?;
+    rooms.open(allocation.clone().run());
     let tools = Arc::new(Tools {
+        allocation: allocation.clone(),
         runtime: pods,
         observer: observer.clone(),
         status: status.clone(),
@@ -266,6 +281,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     info!("node stops; containers go on running");
     drop(recorder);
     rooms.close().await;
+    allocation.flush().await;
     let last_words = async {
         while drain.join_next().await.is_some() {}
         let _ = events_written.await;
@@ -332,6 +348,22 @@ fn pod_gates(config: &Config) -> Gates {
         container_restart_rules: config.gates.enabled("ContainerRestartRules"),
         restart_all_containers: config.gates.enabled("RestartAllContainersOnContainerExits"),
         container_stop_signals: config.gates.enabled("ContainerStopSignals"),
+        resize_pods: config.gates.enabled("InPlacePodLevelResourcesVerticalScaling"),
+        resize_init_containers: config.gates.enabled("InPlacePodVerticalScalingInitContainers"),
+    }
+}
+
+/// What of the node forbids a resize in place.
+fn resize_rules(config: &Config, settings: &Settings) -> Rules {
+    let (kubelet, enabled) = (&config.kubelet, |gate| config.gates.enabled(gate));
+    let limited_swap = kubelet.memory_swap.swap_behavior == "LimitedSwap" && enabled("NodeSwap");
+    Rules {
+        limited_swap: limited_swap && settings.cgroups.is_unified(),
+        static_cpus: kubelet.cpu_manager_policy == "static"
+            && !enabled("InPlacePodVerticalScalingExclusiveCPUs"),
+        static_memory: kubelet.memory_manager_policy == "Static"
+            && !enabled("InPlacePodVerticalScalingExclusiveMemory"),
+        pod_level: enabled("InPlacePodLevelResourcesVerticalScaling"),
     }
 }
 

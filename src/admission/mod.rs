@@ -163,7 +163,19 @@ impl Admission {
         let verdict = rules::refuses_resize(pod, &self.terms(&node, &state.ledger));
         let seat = if verdict.is_none() { rules::Seat::resized(pod) } else { before };
         state.ledger.put(ticket, seat);
-        verdict.map_or(Ok(()), Err)
+        drop(state);
+        match verdict {
+            None => {
+                self.shared.released.send_replace(()); // it may have less than before
+                Ok(())
+            }
+            Some(verdict) => Err(verdict),
+        }
+    }
+
+    /// Changes whenever a pod gives back something of what it held.
+    pub fn released(&self) -> watch::Receiver<()> {
+        self.shared.released.subscribe()
     }
 
     /// What was decided so far.

@@ -2,7 +2,7 @@
 
 use longshore_cri::v1;
 use longshore_pod::Timestamp;
-use longshore_pod::observed::{Container, Sandbox, State, User};
+use longshore_pod::observed::{Container, Enforced, Sandbox, State, User};
 
 use crate::runtime::labels;
 
@@ -61,6 +61,7 @@ pub(super) fn container(
         gid: linux.gid,
         groups: linux.supplemental_groups,
     });
+    let resources = status.resources.and_then(|resources| resources.linux).map(enforced);
     let metadata = status.metadata.unwrap_or_default();
     let annotation = |key: &str| status.annotations.get(key);
     let restart_count = annotation(labels::RESTART_COUNT)
@@ -85,7 +86,23 @@ pub(super) fn container(
         log_path: status.log_path,
         user,
         stop_signal,
+        resources: resources.filter(|enforced| *enforced != Enforced::default()),
         state,
+    }
+}
+
+/// Shares of one CPU on cgroup v1, in whose scale runtimes speak.
+const SHARES_OF_CPU: i64 = 1024;
+
+/// What a runtime says that it enforces; what is 0 it does not say.
+fn enforced(linux: v1::LinuxContainerResources) -> Enforced {
+    let known = |amount: i64| Some(amount).filter(|amount| *amount > 0);
+    let shares = known(linux.cpu_shares).map(|shares| shares.saturating_mul(1000));
+    let quota = known(linux.cpu_quota).map(|quota| quota.saturating_mul(1000));
+    Enforced {
+        cpu_request: shares.map(|shares| shares.saturating_add(SHARES_OF_CPU - 1) / SHARES_OF_CPU),
+        cpu_limit: quota.and_then(|quota| quota.checked_div(linux.cpu_period)).and_then(known),
+        memory_limit: known(linux.memory_limit_in_bytes),
     }
 }
 

@@ -64,7 +64,12 @@ pub(super) fn node_status(old: &NodeStatus, facts: &Facts<'_>) -> NodeStatus {
 
 /// The abilities by which the control plane chooses what it asks of a node.
 fn declared_features(config: &Config) -> Option<Vec<String>> {
-    const KNOWN: [&str; 2] = ["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"];
+    const KNOWN: [&str; 4] = [
+        "ExtendWebSocketsToKubelet",
+        "InPlacePodLevelResourcesVerticalScaling",
+        "InPlacePodVerticalScalingInitContainers",
+        "RestartAllContainersOnContainerExits",
+    ];
     let told = config.gates.enabled("NodeDeclaredFeatures");
     let features = KNOWN.into_iter().filter(|name| told && config.gates.enabled(name));
     let features: Vec<String> = features.map(str::to_owned).collect();

@@ -205,7 +205,12 @@ async fn a_node_is_made_and_follows_the_health() {
     assert_eq!(status["daemonEndpoints"]["kubeletEndpoint"]["Port"], 10250);
     assert_eq!(
         status["declaredFeatures"],
-        json!(["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"])
+        json!([
+            "ExtendWebSocketsToKubelet",
+            "InPlacePodLevelResourcesVerticalScaling",
+            "InPlacePodVerticalScalingInitContainers",
+            "RestartAllContainersOnContainerExits",
+        ])
     );
     assert_eq!(
         condition(&node, "Ready")["message"],

@@ -15,6 +15,7 @@ mod images;
 mod isolation;
 pub mod labels;
 mod mounts;
+mod resize;
 pub mod resources;
 mod restore;
 mod sandbox;

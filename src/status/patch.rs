@@ -90,9 +90,11 @@ fn entries(before: Option<&Map<String, Value>>, after: &Map<String, Value>) -> M
 fn conditions(before: Option<&Value>, after: Option<&Value>) -> Value {
     let list = |value: Option<&Value>| value.and_then(Value::as_array).cloned().unwrap_or_default();
     let (before, after) = (list(before), list(after));
-    Value::Array(
-        after.into_iter().filter(|condition| !before.contains(condition)).map(complete).collect(),
-    )
+    let gone = before.iter().filter(|old| !after.iter().any(|new| new["type"] == old["type"]));
+    let gone: Vec<Value> =
+        gone.map(|old| json!({"$patch": "delete", "type": old["type"]})).collect();
+    let changed = after.into_iter().filter(|condition| !before.contains(condition)).map(complete);
+    Value::Array(changed.chain(gone).collect())
 }
 
 /// A condition that lost its reason or message has to say so: a merge keeps what is not named.

@@ -277,6 +277,7 @@ impl Hands {
             if recall.is_cancelled() {
                 return Ok(None);
             }
+            self.tools.allocation.container_made(pod, &container).await;
             let id = runtime.start_container(pod, sandbox, start, prepared).await?;
             let hook = runtime.post_start(pod, sandbox, kind, &container, &id);
             recall.run_until_cancelled(hook).await.transpose()

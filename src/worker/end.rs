@@ -85,6 +85,7 @@ impl Task {
         let observed = self.observed.borrow_and_update().clone();
         self.tell(&observed);
         self.tools.probes.forget(spec::uid(&self.pod));
+        self.tools.allocation.release(spec::uid(&self.pod));
         while let Err(error) = self.tools.runtime.release(&self.pod).await {
             warn!(pod = describe(&self.pod), %error, "pod does not let go of everything yet");
             self.pause().await;

@@ -7,8 +7,10 @@
 mod act;
 mod end;
 mod ender;
+mod entry;
 mod place;
 mod pool;
+mod resize;
 mod steps;
 mod stop;
 mod sync;

@@ -23,6 +23,7 @@ use crate::admission::Admission;
 use crate::desired::{Change, Desired};
 use crate::observe::Observer;
 use crate::probes::Probes;
+use crate::resources::allocation::Allocation;
 use crate::resources::managers::Managers;
 use crate::runtime::{Announcer, PodRuntime, Settings};
 use crate::status::StatusWriter;
@@ -57,6 +58,8 @@ pub struct Tools {
     pub gates: Gates,
     /// How many pods are in the making at once.
     pub places: Places,
+    /// What pods have been given.
+    pub allocation: Allocation,
     /// What containers have for themselves.
     pub managers: Managers,
     /// What decides whether a pod is taken in.

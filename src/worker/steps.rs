@@ -19,6 +19,8 @@ pub(super) enum Subject {
     Pod,
     /// Its volumes.
     Volumes,
+    /// Its resources, and those of its containers.
+    Resources,
     /// The image of the container that will be the first.
     Image,
     /// The container of that name: its end, its beginning, or one after the other.
@@ -43,8 +45,20 @@ pub(super) enum Outcome {
     NotStarted(String, StartError),
     /// A container was not started, for its sandbox had died.
     SandboxLost(String),
+    /// Containers have other resources, and the pod too if that was the last of it.
+    Resized(Resized),
     /// What the pod as a whole needs is not to be had.
     Failed(Failure),
+}
+
+/// What came of a step of a resize.
+pub(super) struct Resized {
+    /// The generation whose resize it is.
+    pub(super) generation: Option<i64>,
+    /// Whether the pod may use all that its containers may come to use.
+    pub(super) raised: bool,
+    /// Whether nothing is left to do, or why it failed.
+    pub(super) result: Result<bool, String>,
 }
 
 /// Why a step about the whole pod failed: reason and message of its event.

@@ -25,11 +25,21 @@ impl Task {
             return Some(self.unseen(now));
         }
         self.seen();
+        self.take_decision();
+        let actuated = self.tools.allocation.actuated(spec::uid(&self.pod));
+        self.note_resize(&observed, &actuated);
         let (starting, backoff, gates) =
             (self.starting(&observed), &self.restarts, self.tools.gates);
         self.tools.probes.follow(&self.pod, &observed, &starting, &self.told);
         let probes = self.probes.borrow_and_update().clone();
-        let inputs = plan::Inputs { probes: &probes, starting: &starting, backoff, now, gates };
+        let inputs = plan::Inputs {
+            probes: &probes,
+            starting: &starting,
+            backoff,
+            actuated: &actuated,
+            now,
+            gates,
+        };
         let plan = plan(&self.pod, &observed, inputs);
         self.note_delays(&plan);
         let plan = self.due(plan, now);
@@ -56,9 +66,11 @@ impl Task {
                 return None;
             }
         };
-        let wakes = [plan.wake_at(), over_at, self.retry_at.filter(|at| *at > now)];
+        let retries = [self.retry_at, self.resizing.as_ref().and_then(|r| r.retry_at)];
+        let retries = retries.map(|at| at.filter(|at| *at > now));
+        let wakes = [plan.wake_at(), over_at].into_iter().chain(retries).flatten().min();
         self.begin(&observed, plan, now);
-        Some(Wake(wakes.into_iter().flatten().min()))
+        Some(Wake(wakes))
     }
 
     /// End the pod for a reason of the node's own.
@@ -133,11 +145,13 @@ impl Task {
             let hands = self.hands();
             self.steps.begin(Subject::Volumes, |recall| hands.mount(recall));
         }
+        self.resize(observed, &sandbox.id, &plan, now);
         let Plan { kill, start, .. } = plan;
         let (mut kills, mut starts): (Vec<Kill>, Vec<Start>) = (kill, start);
         // One that is to be replaced is killed and started in one step: once it has ended, its end
         // would be judged as if it were its own.
-        let may_start = mounts.is_some() && !self.steps.is_busy(&Subject::Image);
+        // Nor does one begin that its pod has no room for yet.
+        let may_start = mounts.is_some() && !self.steps.is_busy(&Subject::Image) && self.has_room();
         if !may_start {
             self.place.give_back(); // it waits for something else than the runtime
         }

@@ -18,10 +18,13 @@ use tracing::debug;
 
 use super::act::Hands;
 use super::end::grace;
+use super::entry::Entry;
 use super::place::Place;
+use super::resize::Resizing;
 use super::steps::{Outcome, Steps};
 use super::{Order, Phase, Tools, Why};
-use crate::admission::{Refusal, Seat};
+use crate::admission::Seat;
+use crate::resources::allocation::Decision;
 use crate::runtime::{Present, describe};
 use crate::volumes::PodMounts;
 
@@ -38,6 +41,11 @@ pub(super) struct Task {
     pub(super) order: watch::Receiver<Order>,
     pub(super) observed: watch::Receiver<Arc<ObservedPod>>,
     pub(super) probes: watch::Receiver<Arc<ProbeResults>>,
+    /// What is decided about its resize.
+    pub(super) decision: watch::Receiver<Decision>,
+    /// The pod as its source has it.
+    pub(super) asked: Arc<Pod>,
+    /// The pod as it may run: with the resources that it was given.
     pub(super) pod: Arc<Pod>,
     pub(super) phase: Phase,
     /// Why the pod was ended by the node, if it was.
@@ -45,7 +53,7 @@ pub(super) struct Task {
     /// What it holds on the node, until nothing of it runs any more.
     pub(super) seat: Option<Seat>,
     /// How it stands with its coming in.
-    entry: Entry,
+    pub(super) entry: Entry,
     /// Whether it was not even let in.
     pub(super) refused: bool,
     /// The status told last.
@@ -73,22 +81,18 @@ pub(super) struct Task {
     pub(super) lost_sandbox: String,
     /// Sandboxes that are known to have given back what they held.
     pub(super) stopped: HashSet<String>,
+    /// The resize under way, if one is.
+    pub(super) resizing: Option<Resizing>,
+    /// Whether its seat may be larger than what it has.
+    pub(super) was_resized: bool,
+    /// How many resizes were begun.
+    pub(super) grants: u64,
     /// When the grace of the pod as a whole is over, once it ends.
     pub(super) deadline: watch::Sender<Option<Instant>>,
     /// Since when the runtime does not show all that it has of the pod, and whether that was told.
     unseen: Option<(Timestamp, bool)>,
     /// When the data in the volumes was compared with its source last.
     refreshed: Instant,
-}
-
-/// How it stands with a pod's coming in.
-enum Entry {
-    /// It was taken in before, or does not come in any more.
-    Known,
-    /// It has its seat, and may have to wait for it.
-    New,
-    /// It was refused when that was asked first.
-    Refused(Refusal),
 }
 
 /// A container's wait.
@@ -105,7 +109,16 @@ impl Task {
         let observed = tools.observer.subscribe(spec::uid(&pod));
         let probes = tools.probes.subscribe(spec::uid(&pod));
         let restarts = Backoff::new(RESTART_BASE, tools.max_restart_delay);
+        let decision = tools.allocation.subscribe(spec::uid(&pod));
+        let told = pod.status.clone().unwrap_or_default();
+        let resizing = status::resize_told(&told).1.map(Resizing::from);
         Self {
+            decision,
+            asked: pod.clone(),
+            pod: tools.allocation.allotted(&pod),
+            was_resized: resizing.is_some(),
+            resizing,
+            grants: 0,
             order,
             observed,
             probes,
@@ -114,7 +127,7 @@ impl Task {
             seat: None,
             entry: Entry::Known,
             refused: false,
-            told: pod.status.clone().unwrap_or_default(),
+            told,
             steps: Steps::default(),
             turn: Arc::default(),
             place: tools.places.place(),
@@ -131,7 +144,6 @@ impl Task {
             deadline: watch::Sender::new(None),
             unseen: None,
             refreshed: Instant::now(),
-            pod,
             tools,
         }
     }
@@ -140,6 +152,7 @@ impl Task {
     pub(super) async fn run_orphan(mut self) -> String {
         let observed = self.observed.borrow().clone();
         self.pod = Arc::new(self.tools.runtime.restore(&self.pod, &observed).await);
+        self.asked = self.pod.clone();
         self.run().await
     }
 
@@ -170,75 +183,12 @@ impl Task {
         }
     }
 
-    /// Ask for a seat. What the node once took in stays, whatever it would say now.
-    pub(super) fn admit(&mut self) {
-        let ends = self.take_order().is_some();
-        let is_known = !ends && admission::was_admitted(&self.pod);
-        if is_known || !self.observed.borrow().is_gone() {
-            self.seat = Some(self.tools.admission.keep(&self.pod));
-            self.tools.managers.adopt(&self.pod);
-        } else if !ends {
-            match self.tools.admission.admit(&self.pod) {
-                Ok(seat) => {
-                    self.seat = Some(seat);
-                    self.entry = Entry::New;
-                }
-                Err(refusal) => self.entry = Entry::Refused(refusal),
-            }
-        }
-    }
-
-    /// Wait until the pod may take its seat. What is not taken in ends before anything is done for
-    /// it.
-    async fn enter(&mut self) {
-        match std::mem::replace(&mut self.entry, Entry::Known) {
-            Entry::Known => return,
-            Entry::New => {}
-            Entry::Refused(refusal) => {
-                match self.tools.admission.admit_anew(&self.pod, refusal).await {
-                    Ok(seat) => self.seat = Some(seat),
-                    Err(verdict) => return self.refuse(&verdict),
-                }
-            }
-        }
-        if !self.way_is_clear().await {
-            return;
-        }
-        // What was held by pods that made way is free by now.
-        if let Err(verdict) = self.tools.managers.admit(&self.pod) {
-            self.tools.admission.count(&verdict);
-            self.seat = None;
-            self.refuse(&verdict);
-        }
-    }
-
-    /// Wait for pods that make way. Tells whether the pod may start then.
-    async fn way_is_clear(&mut self) -> bool {
-        let Some(mut way) = self.seat.as_mut().and_then(Seat::way) else { return true };
-        loop {
-            tokio::select! {
-                () = way.cleared() => return true,
-                changed = self.order.changed() => {
-                    if changed.is_err() || self.take_order().is_some() {
-                        return false;
-                    }
-                }
-            }
-        }
-    }
-
-    fn refuse(&mut self, verdict: &Verdict) {
-        self.tools.announcer.pod(&self.pod, true, &verdict.reason, &verdict.message);
-        self.told = status::rejected(&self.pod, verdict, Timestamp::now());
-        self.refused = true;
-    }
-
     /// Take in the newest order. Tells whether it ends the pod: how fast, and why.
     pub(super) fn take_order(&mut self) -> Option<(Duration, Why)> {
         let order = self.order.borrow_and_update().clone();
-        if !Arc::ptr_eq(&order.pod, &self.pod) && !order.gone {
+        if !Arc::ptr_eq(&order.pod, &self.asked) && !order.gone {
             self.tools.objects.register(&order.pod);
-            self.pod = order.pod;
+            self.asks(order.pod);
         }
         let mut allowed = grace(&self.pod);
         if let Some(end) = order.end {
@@ -285,6 +235,7 @@ impl Task {
         };
         tokio::select! {
             _ = self.order.changed() => {}
+            Ok(()) = self.decision.changed() => {}
             _ = self.observed.changed() => {}
             _ = self.probes.changed() => {}
             outcome = self.steps.next() => self.done(outcome),
@@ -326,6 +277,7 @@ impl Task {
                 let wait = Wait { reason: reason.to_owned(), message, until: Some(until) };
                 self.waiting.insert(name, wait);
             }
+            Outcome::Resized(resized) => self.resized(resized, now),
             Outcome::Failed(failure) => {
                 let (reason, message) = (failure.reason, failure.message);
                 debug!(pod = describe(&self.pod), reason, message, "step failed");
@@ -409,6 +361,8 @@ impl Task {
             }
         }
         let probes = self.probes.borrow().clone();
+        let actuated = self.tools.allocation.actuated(spec::uid(&self.pod));
+        let decision = self.decision.borrow().clone();
         let context = Context {
             probes: &probes,
             starting: self.starting(observed),
@@ -417,6 +371,9 @@ impl Task {
             terminal: self.phase == Phase::Terminated,
             verdict: self.verdict.clone(),
             runtime: &self.tools.runtime_name,
+            actuated: &actuated,
+            pending: decision.pending.as_ref(),
+            resizing: self.resizing.as_ref().map(|resizing| &resizing.told),
             gates: self.tools.gates,
             ..Context::default()
         };

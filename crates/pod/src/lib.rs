@@ -12,6 +12,7 @@ pub mod observed;
 pub mod plan;
 pub mod probes;
 pub mod qos;
+pub mod resize;
 pub mod resources;
 pub mod spec;
 pub mod status;

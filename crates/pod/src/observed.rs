@@ -71,8 +71,21 @@ pub struct Container {
     pub user: Option<User>,
     /// The signal that stops it, such as `SIGTERM`, if the runtime says.
     pub stop_signal: Option<String>,
+    /// What the runtime says that it runs with, if it says so.
+    pub resources: Option<Enforced>,
     /// What it does.
     pub state: State,
+}
+
+/// What a runtime enforces for a container, as far as it says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Enforced {
+    /// CPU that it asks for, in thousandths.
+    pub cpu_request: Option<i64>,
+    /// CPU at most, in thousandths.
+    pub cpu_limit: Option<i64>,
+    /// Memory at most, in bytes.
+    pub memory_limit: Option<i64>,
 }
 
 /// Whom a process runs as.

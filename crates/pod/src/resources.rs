@@ -165,13 +165,13 @@ fn raise(total: &mut List, other: &mut List) {
 fn sum(a: &Quantity, b: &Quantity) -> Quantity {
     match (milli(a), milli(b)) {
         (Some(0), _) => b.clone(),
-        (Some(x), Some(y)) => Quantity(format(x.saturating_add(y), a.0.ends_with('i'))),
+        (Some(x), Some(y)) => Quantity(written(x.saturating_add(y), a.0.ends_with('i'))),
         _ => a.clone(),
     }
 }
 
-/// Thousandths in the canonical notation of quantities.
-fn format(milli: i128, binary: bool) -> String {
+/// Thousandths in the canonical notation of quantities, with binary suffixes or decimal ones.
+pub fn written(milli: i128, binary: bool) -> String {
     const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     const DECIMAL: [&str; 8] = ["m", "", "k", "M", "G", "T", "P", "E"];
     let units = (milli + 999).div_euclid(1000);

@@ -166,6 +166,10 @@ pub struct Gates {
     pub restart_all_containers: bool,
     /// `ContainerStopSignals`: the signal that stops a container is told.
     pub container_stop_signals: bool,
+    /// `InPlacePodLevelResourcesVerticalScaling`: what a pod asks for as a whole can be resized.
+    pub resize_pods: bool,
+    /// `InPlacePodVerticalScalingInitContainers`: init containers can be resized.
+    pub resize_init_containers: bool,
 }
 
 impl Default for Gates {
@@ -174,6 +178,8 @@ impl Default for Gates {
             container_restart_rules: true,
             restart_all_containers: true,
             container_stop_signals: false,
+            resize_pods: true,
+            resize_init_containers: true,
         }
     }
 }

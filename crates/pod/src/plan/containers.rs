@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
 
-use super::{Kill, Plan, Planner, SandboxStep, Start, Waiting, backoff_key};
+use super::{Kill, Plan, Planner, Resize, SandboxStep, Start, Waiting, backoff_key};
 use crate::hash::container_hash;
 use crate::observed::{self, Sandbox, State};
 use crate::probes::ProbeKind;
@@ -14,6 +14,8 @@ use crate::spec::{self, ContainerKind};
 pub(super) enum Step {
     /// It runs as it should.
     Keep,
+    /// It runs, and is to go on with other resources.
+    Resize(Resize),
     /// It has ended for good.
     Leave,
     /// It is to be started, now or after a wait.
@@ -121,7 +123,7 @@ impl Planner<'_> {
         run: &observed::Container,
     ) -> Step {
         if kind == ContainerKind::Init {
-            return Step::Keep; // it is to end by itself
+            return self.resize(kind, container, run); // it is to end by itself
         }
         let changed = run.hash.is_some_and(|hash| hash != container_hash(container));
         let failing = self.inputs.probes.failing(container, &run.id);
@@ -133,7 +135,7 @@ impl Planner<'_> {
                 self.probe_grace(container, probe),
                 spec::survives_a_kill(self.spec, kind, container, self.inputs.gates),
             ),
-            (false, None) => return Step::Keep,
+            (false, None) => return self.resize(kind, container, run),
         };
         let intent = match kind == ContainerKind::Regular && restart {
             true => ", will be restarted",
@@ -165,6 +167,7 @@ impl Planner<'_> {
         let newest = self.observed.newest(&container.name);
         match step {
             Step::Keep | Step::Leave => return,
+            Step::Resize(resize) => return plan.resize.push(resize),
             Step::Start => {}
             Step::Kill { message, grace, restart } => {
                 plan.kill.extend(newest.map(|run| Kill {

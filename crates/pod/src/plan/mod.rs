@@ -1,12 +1,11 @@
 //! What is to be done next for a pod that should run: a plain function of what it asks for and
 //! what the runtime shows. The worker carries a plan out, looks again, and asks for the next one,
 //! until there is nothing left to do.
-//!
-//! Current limitations: a container is not resized in place.
 
 mod containers;
 mod init;
 mod reset;
+mod resize;
 mod sandbox;
 
 use std::collections::HashSet;
@@ -19,9 +18,11 @@ use crate::backoff::Backoff;
 use crate::hash::container_hash;
 use crate::observed::{ObservedPod, Sandbox};
 use crate::probes::ProbeResults;
+use crate::resize::PodResources;
 use crate::spec::{self, ContainerKind, Gates};
 
 pub use reset::restarts_all;
+pub use resize::Resize;
 
 /// The next steps for a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,6 +36,8 @@ pub struct Plan {
     pub kill: Vec<Kill>,
     /// Containers to start in the sandbox that stands, in this order.
     pub start: Vec<Start>,
+    /// Containers to be given other resources as they run, those first that get less.
+    pub resize: Vec<Resize>,
     /// Containers that have to wait before they are started again.
     pub waiting: Vec<Waiting>,
 }
@@ -109,6 +112,7 @@ impl Plan {
             && self.sandbox == SandboxStep::Keep
             && self.kill.is_empty()
             && self.start.is_empty()
+            && self.resize.is_empty()
     }
 
     /// When the next container's wait ends.
@@ -135,6 +139,8 @@ pub struct Inputs<'a> {
     pub starting: &'a HashSet<String>,
     /// The restart delays of the pod's containers.
     pub backoff: &'a Backoff<BackoffKey>,
+    /// What the pod's containers run with.
+    pub actuated: &'a PodResources,
     /// The time.
     pub now: Timestamp,
     /// The feature gates in force.
@@ -150,7 +156,11 @@ pub fn plan(pod: &Pod, observed: &ObservedPod, inputs: Inputs<'_>) -> Plan {
         return Plan { reset, ..Plan::default() };
     }
     match usable_sandbox(pod, observed) {
-        Some(sandbox) => planner.containers(sandbox),
+        Some(sandbox) => {
+            let mut plan = planner.containers(sandbox);
+            plan.resize.sort_by_key(|resize| !resize.from.shrinks(&resize.to));
+            plan
+        }
         None => planner.new_sandbox(),
     }
 }

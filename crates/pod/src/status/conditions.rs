@@ -7,6 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::observed::ObservedPod;
 use crate::plan::usable_sandbox;
+use crate::resize::{InProgress, Pending};
 use crate::spec::{self, ContainerKind, Gates};
 
 const SANDBOX: &str = "PodReadyToStartContainers";
@@ -15,6 +16,8 @@ const READY: &str = "Ready";
 const CONTAINERS_READY: &str = "ContainersReady";
 const SCHEDULED: &str = "PodScheduled";
 const RESTARTING: &str = "AllContainersRestarting";
+const RESIZE_PENDING: &str = "PodResizePending";
+const RESIZING: &str = "PodResizeInProgress";
 /// Told by whoever disrupts the pod, which may be the node.
 const DISRUPTION: &str = "DisruptionTarget";
 const BY_THE_NODE: &str = "TerminationByKubelet";
@@ -22,10 +25,26 @@ const BY_THE_NODE: &str = "TerminationByKubelet";
 /// Whether a condition of that type and reason is the node's to tell.
 pub fn is_owned(type_: &str, reason: Option<&str>) -> bool {
     match type_ {
-        SANDBOX | INITIALIZED | READY | CONTAINERS_READY | SCHEDULED | RESTARTING => true,
+        SANDBOX | INITIALIZED | READY | CONTAINERS_READY | SCHEDULED | RESTARTING
+        | RESIZE_PENDING | RESIZING => true,
         DISRUPTION => reason == Some(BY_THE_NODE),
         _ => false,
     }
+}
+
+/// What a status tells of a resize: what the pod waits for, and what it was given and is not done.
+pub fn resize_told(status: &PodStatus) -> (Option<Pending>, Option<InProgress>) {
+    let of = |type_| status.conditions.iter().flatten().find(move |c| c.type_ == type_);
+    let pending = of(RESIZE_PENDING).map(|condition| Pending {
+        infeasible: condition.reason.as_deref() == Some("Infeasible"),
+        message: condition.message.clone().unwrap_or_default(),
+        generation: condition.observed_generation,
+    });
+    let in_progress = of(RESIZING).map(|condition| InProgress {
+        generation: condition.observed_generation,
+        error: condition.message.clone().filter(|_| condition.reason.as_deref() == Some("Error")),
+    });
+    (pending, in_progress)
 }
 
 /// Whether the pod was told to start afresh.
@@ -75,6 +94,8 @@ pub(super) struct Says<'a> {
     pub(super) restarting: bool,
     /// Why the node ends the pod, if it does so for its own sake.
     pub(super) disruption: Option<&'a str>,
+    pub(super) pending: Option<&'a Pending>,
+    pub(super) resizing: Option<&'a InProgress>,
     pub(super) gates: Gates,
     pub(super) now: Timestamp,
 }
@@ -90,6 +111,8 @@ impl Says<'_> {
             all.retain(|condition| condition.type_ != DISRUPTION);
             all.push(disruption);
         }
+        all.extend(self.pending.map(|pending| self.resize_pending(pending)));
+        all.extend(self.resizing.map(|resizing| self.resize_in_progress(resizing)));
         all.push(self.condition(SANDBOX, self.sandbox()));
         all.push(self.condition(INITIALIZED, self.initialized()));
         let containers = self.containers_ready();
@@ -123,6 +146,52 @@ impl Says<'_> {
             last_probe_time: None,
             observed_generation: self.pod.metadata.generation,
         }
+    }
+
+    fn resize_pending(&self, pending: &Pending) -> PodCondition {
+        let reason = if pending.infeasible { "Infeasible" } else { "Deferred" };
+        self.resize(RESIZE_PENDING, reason, &pending.message, pending.generation)
+    }
+
+    fn resize_in_progress(&self, resizing: &InProgress) -> PodCondition {
+        let (reason, message) = match &resizing.error {
+            Some(error) => ("Error", error.as_str()),
+            None => ("", ""),
+        };
+        self.resize(RESIZING, reason, message, resizing.generation)
+    }
+
+    /// It stands while it says the same; its moment is that of its reason.
+    fn resize(
+        &self,
+        type_: &str,
+        reason: &str,
+        message: &str,
+        generation: Option<i64>,
+    ) -> PodCondition {
+        let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let mut said = PodCondition {
+            type_: type_.to_owned(),
+            status: "True".to_owned(),
+            reason: some(reason),
+            message: some(message),
+            last_transition_time: Some(super::time(self.now)),
+            last_probe_time: Some(super::time(self.now)),
+            observed_generation: generation,
+        };
+        let mut before = self.previous.conditions.iter().flatten();
+        if let Some(before) = before.find(|before| before.type_ == type_) {
+            if before.reason == said.reason {
+                said.last_transition_time.clone_from(&before.last_transition_time);
+            }
+            let is_same = before.reason == said.reason
+                && before.message == said.message
+                && before.observed_generation == said.observed_generation;
+            if is_same {
+                said.last_probe_time.clone_from(&before.last_probe_time);
+            }
+        }
+        said
     }
 
     /// The node's own say, once its verdict is told; after that, what was told stays.

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::jiff::Timestamp;
 
+use super::resources::in_force;
 use super::{Context, time};
 use crate::observed::{self, ObservedPod, State};
 use crate::probes::{Finding, ProbeKind};
@@ -129,7 +130,11 @@ impl Teller<'_> {
         told: Option<&ContainerStatus>,
     ) -> ContainerStatus {
         let id = self.container_id(run);
-        let resources = container.resources.clone().unwrap_or_default();
+        let given = container.resources.as_ref().and_then(|given| given.requests.clone());
+        let same_run = told.filter(|told| {
+            told.container_id.as_ref() == Some(&id) && ran(told) && run.is_running()
+        });
+        let resources = in_force(container, run, self.context.actuated, same_run);
         let mut status = ContainerStatus {
             name: run.name.clone(),
             image: run.image.clone(),
@@ -138,7 +143,7 @@ impl Teller<'_> {
             restart_count: i32::try_from(run.restart_count).unwrap_or(i32::MAX),
             state: Some(self.state(run)),
             last_state: Some(told.and_then(|told| carried_end(told, &id)).unwrap_or_default()),
-            allocated_resources: resources.requests.clone(),
+            allocated_resources: given,
             resources: Some(resources),
             volume_mounts: self.volume_mounts(container),
             user: run.user.as_ref().map(user),

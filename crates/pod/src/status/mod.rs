@@ -1,11 +1,11 @@
 //! What is told about a pod: the one function that computes a `PodStatus`.
 //!
-//! Current limitations: resize conditions and the health of devices are not told; `resources` are
-//! those that were asked for, which differ from what the runtime enforces only during a resize.
+//! Current limitations: the health of devices is not told.
 
 mod conditions;
 mod containers;
 mod phase;
+mod resources;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
@@ -17,10 +17,11 @@ use k8s_openapi::jiff::Timestamp;
 use crate::observed::{self, ObservedPod};
 use crate::plan::restarts_all;
 use crate::probes::ProbeResults;
+use crate::resize::{InProgress, Pending, PodResources};
 use crate::spec::Gates;
-use crate::{qos, resources, spec};
+use crate::{qos, resources as amounts, spec};
 
-pub use conditions::is_owned;
+pub use conditions::{is_owned, resize_told};
 
 /// What a status depends on besides spec and observation.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +43,12 @@ pub struct Context<'a> {
     pub runtime: &'a str,
     /// Whether the pod's runtime handler can make mounts read-only to their depths.
     pub recursive_read_only: bool,
+    /// What the pod's containers run with.
+    pub actuated: &'a PodResources,
+    /// A resize that the pod asks for and was not given.
+    pub pending: Option<&'a Pending>,
+    /// A resize that it was given and that is not done.
+    pub resizing: Option<&'a InProgress>,
     /// The feature gates in force.
     pub gates: Gates,
 }
@@ -140,6 +147,8 @@ pub fn status(
         previous,
         restarting: restarting && !is_final(phase),
         disruption: verdict.filter(|_| !held).and_then(|verdict| verdict.disruption.as_deref()),
+        pending: context.pending.filter(|_| !is_final(phase)),
+        resizing: context.resizing.filter(|_| !is_final(phase)),
         gates: context.gates,
         now,
     }
@@ -168,8 +177,12 @@ pub fn status(
         node_allocatable_resource_claim_statuses: api
             .node_allocatable_resource_claim_statuses
             .clone(),
-        resources: Some(resources::told(pod_spec, told == "Running")),
-        allocated_resources: Some(resources::requests(pod_spec)).filter(|list| !list.is_empty()),
+        // In the middle of a resize, what was in force before is nearer to the truth.
+        resources: match context.resizing.and(previous.resources.as_ref()) {
+            Some(before) => Some(before.clone()),
+            None => Some(amounts::told(pod_spec, told == "Running")),
+        },
+        allocated_resources: Some(amounts::requests(pod_spec)).filter(|list| !list.is_empty()),
         resize: None,
     }
 }

@@ -2,6 +2,7 @@
 
 mod probes;
 mod reset;
+mod resize;
 mod rules;
 
 use std::sync::LazyLock;
@@ -62,6 +63,7 @@ fn run(name: &str, sandbox: u32, restart_count: u32, state: State) -> observed::
         log_path: String::new(),
         user: None,
         stop_signal: None,
+        resources: None,
         state,
     }
 }
@@ -98,7 +100,8 @@ fn inputs<'a>(
     now: Timestamp,
 ) -> Inputs<'a> {
     static NOBODY: LazyLock<HashSet<String>> = LazyLock::new(HashSet::new);
-    Inputs { probes, starting: &NOBODY, backoff, now, gates: Gates::default() }
+    let (starting, actuated) = (&*NOBODY, <&PodResources>::default());
+    Inputs { probes, starting, backoff, actuated, now, gates: Gates::default() }
 }
 
 fn planned(pod: &Pod, seen: &ObservedPod, backoff: &Backoff<BackoffKey>, now: Timestamp) -> Plan {
@@ -109,7 +112,7 @@ fn no_delays() -> Backoff<BackoffKey> {
     Backoff::new(RESTART_BASE, RESTART_MAX)
 }
 
-/// The plan in short: `stop`, `sandbox N`, `kill c`, `start c N`, `wait c`.
+/// The plan in short: `stop`, `sandbox N`, `kill c`, `start c N`, `resize c`, `wait c`.
 fn steps(pod: &Pod, observed: &ObservedPod) -> Vec<String> {
     short(&planned(pod, observed, &no_delays(), at(20)))
 }
@@ -125,8 +128,9 @@ fn short(plan: &Plan) -> Vec<String> {
         let count = start.restart_count.map_or("new".to_owned(), |count| count.to_string());
         format!("start {} {count}", start.name)
     });
+    let resizes = plan.resize.iter().map(|resize| format!("resize {}", resize.name));
     let waits = plan.waiting.iter().map(|waiting| format!("wait {}", waiting.name));
-    sandbox.into_iter().chain(kills).chain(starts).chain(waits).collect()
+    sandbox.into_iter().chain(kills).chain(starts).chain(resizes).chain(waits).collect()
 }
 
 #[test]

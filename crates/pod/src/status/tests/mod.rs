@@ -3,6 +3,7 @@
 mod conditions;
 mod containers;
 mod phase;
+mod resize;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -39,6 +40,7 @@ fn run(name: &str, restart_count: u32, state: State) -> Container {
         log_path: String::new(),
         user: None,
         stop_signal: None,
+        resources: None,
         state,
     }
 }

@@ -1,0 +1,69 @@
+//! The file in which the resources of all pods are kept, as upstream writes and reads it: JSON
+//! inside a string of JSON, beside its checksum.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::PodResources;
+use crate::hash::fnv1a;
+
+/// The resources of pods by UID.
+type Entries = BTreeMap<String, Arc<PodResources>>;
+
+/// A file does not hold what was written.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It is not JSON of that form.
+    #[error("not a checkpoint: {0}")]
+    Form(#[from] serde_json::Error),
+    /// Its content was changed or cut off.
+    #[error("checkpoint is corrupted: its checksum is {written}, and {computed} of what it holds")]
+    Checksum {
+        /// The checksum in the file.
+        written: u64,
+        /// The one of what is in the file.
+        computed: u64,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+struct Checkpoint {
+    data: String,
+    checksum: u64,
+}
+
+/// What `data` holds.
+#[derive(Serialize, Deserialize)]
+struct Data<E> {
+    #[serde(default = "Option::default", skip_serializing_if = "Option::is_none")]
+    entries: Option<E>,
+}
+
+/// The file's content for those pods.
+pub fn encode(entries: &BTreeMap<String, Arc<PodResources>>) -> Result<Vec<u8>, Error> {
+    let entries: BTreeMap<&String, &PodResources> =
+        entries.iter().map(|(uid, resources)| (uid, resources.as_ref())).collect();
+    let data = Data { entries: (!entries.is_empty()).then_some(entries) };
+    let data = serde_json::to_string(&data)?;
+    let checksum = checksum(&data);
+    Ok(serde_json::to_vec(&Checkpoint { data, checksum })?)
+}
+
+/// The pods of a file.
+pub fn decode(content: &[u8]) -> Result<BTreeMap<String, Arc<PodResources>>, Error> {
+    let Checkpoint { data, checksum: written } = serde_json::from_slice(content)?;
+    let computed = checksum(&data);
+    if computed != written {
+        return Err(Error::Checksum { written, computed });
+    }
+    let data: Data<BTreeMap<String, PodResources>> = serde_json::from_str(&data)?;
+    let entries = data.entries.into_iter().flatten();
+    Ok(entries.map(|(uid, resources)| (uid, Arc::new(resources))).collect::<Entries>())
+}
+
+/// Of the string as upstream prints it, its type in front.
+fn checksum(data: &str) -> u64 {
+    fnv1a(format!("(string){data}").as_bytes()).into()
+}

@@ -1,0 +1,381 @@
+//! Pods are given other resources as they run, on a real runtime and in real cgroups.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use common::{Cluster, FOREVER, PATIENCE, condition, container, run_of, script, uid};
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use longshore_testkit::{Kubectl, wait_until};
+use serde_json::{Value, json};
+
+const MIB: i64 = 1 << 20;
+
+/// A pod with one container of these requests and limits.
+fn sized(requests: Value, limits: Value) -> Value {
+    let mut spec = script(FOREVER);
+    spec["containers"][0]["resources"] = json!({"requests": requests, "limits": limits});
+    spec
+}
+
+fn same(cpu: &str, memory: &str) -> Value {
+    let amounts = json!({"cpu": cpu, "memory": memory});
+    sized(amounts.clone(), amounts)
+}
+
+fn of_container(requests: Value, limits: Value) -> Value {
+    let resources = json!({"requests": requests, "limits": limits});
+    json!({"spec": {"containers": [{"name": "c", "resources": resources}]}})
+}
+
+fn to(cpu: &str, memory: &str) -> Value {
+    let amounts = json!({"cpu": cpu, "memory": memory});
+    of_container(amounts.clone(), amounts)
+}
+
+/// As a user does it.
+fn patch(cluster: &Cluster, name: &str, patch: &Value) {
+    let patch = patch.to_string();
+    Kubectl::new(cluster.apiserver.admin_kubeconfig())
+        .run(["patch", "pod", name, "--subresource", "resize", "--patch", &patch])
+        .expect("a resize is taken");
+}
+
+fn told(pod: &Pod, type_: &str) -> Option<PodCondition> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.type_ == type_).cloned()
+}
+
+fn reason(pod: &Pod, type_: &str) -> Option<String> {
+    told(pod, type_)?.reason
+}
+
+/// Until the pod is told to have what it asks for.
+async fn until_resized(cluster: &Cluster, name: &str) -> Pod {
+    cluster
+        .until(name, "resized", |pod| {
+            let status = pod.status.as_ref().unwrap();
+            let seen = status.observed_generation == pod.metadata.generation;
+            let open = ["PodResizePending", "PodResizeInProgress"].map(|type_| told(pod, type_));
+            let resources = |pod: &Pod| {
+                let statuses = pod.status.as_ref().unwrap().container_statuses.clone();
+                let mut resources: Vec<_> =
+                    statuses.into_iter().flatten().map(|s| (s.name, s.resources)).collect();
+                resources.sort_by(|(a, _), (b, _)| a.cmp(b));
+                resources
+            };
+            let mut asked: Vec<_> = pod.spec.as_ref().unwrap().containers.clone();
+            asked.sort_by(|a, b| a.name.cmp(&b.name));
+            let asked: Vec<_> = asked.into_iter().map(|c| (c.name, c.resources)).collect();
+            match seen && open == [None, None] && resources(pod) == asked {
+                true => Ok(()),
+                false => Err(format!("{seen} {open:?} {:?}", resources(pod))),
+            }
+        })
+        .await
+}
+
+/// A number in a file of a cgroup; on cgroup v1, which the tests run on.
+fn number(cluster: &Cluster, controller: &str, group: &str, file: &str) -> i64 {
+    let root = cluster.host.cgroup_root();
+    let path: PathBuf =
+        ["/sys/fs/cgroup", controller, root.trim_matches('/'), "kubepods", group, file]
+            .iter()
+            .collect();
+    let text = std::fs::read_to_string(&path);
+    text.unwrap_or_else(|error| panic!("{}: {error}", path.display())).trim().parse().unwrap()
+}
+
+/// CPU shares, CPU quota and memory limit (MiB) of a group.
+fn limits(cluster: &Cluster, group: &str) -> (i64, i64, i64) {
+    let number = |controller, file| number(cluster, controller, group, file);
+    (
+        number("cpu", "cpu.shares"),
+        number("cpu", "cpu.cfs_quota_us"),
+        number("memory", "memory.limit_in_bytes") / MIB,
+    )
+}
+
+fn group_of(pod: &Pod, class: &str) -> String {
+    format!("{class}pod{}", uid(pod))
+}
+
+fn run_group(pod: &Pod, class: &str) -> String {
+    let (_, id) = run_of(pod);
+    format!("{}/{}", group_of(pod, class), id.trim_start_matches("containerd://"))
+}
+
+fn unified() -> bool {
+    std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
+}
+
+#[tokio::test]
+async fn cpu_and_memory_move_as_the_container_runs() {
+    let cluster = Cluster::start().await;
+    cluster.create("web", same("100m", "64Mi")).await;
+    let before = cluster.until_ready("web").await;
+    let (pod, run) = (group_of(&before, ""), run_group(&before, ""));
+    for (cpu, memory, expected) in [
+        ("200m", "128Mi", (204, 20_000, 128)),
+        ("50m", "256Mi", (51, 5_000, 256)),
+        ("300m", "32Mi", (307, 30_000, 32)),
+        ("100m", "64Mi", (102, 10_000, 64)),
+    ] {
+        patch(&cluster, "web", &to(cpu, memory));
+        let resized = until_resized(&cluster, "web").await;
+        assert_eq!(run_of(&resized), run_of(&before), "not restarted");
+        let allocated = &resized.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0];
+        assert_eq!(allocated.allocated_resources.as_ref().unwrap()["cpu"].0, cpu);
+        if !unified() {
+            assert_eq!(limits(&cluster, &run), expected, "container {cpu} {memory}");
+            assert_eq!(limits(&cluster, &pod), expected, "pod {cpu} {memory}");
+        }
+    }
+    let started = cluster.until_event("ResizeStarted", "\"generation\":2").await;
+    assert_eq!(
+        started.message.unwrap(),
+        r#"Pod resize started: {"containers":[{"name":"c","resources":{"limits":{"cpu":"200m","memory":"128Mi"},"requests":{"cpu":"200m","memory":"128Mi"}}}],"generation":2}"#
+    );
+    let done = cluster.until_event("ResizeCompleted", "\"generation\":5").await;
+    assert!(done.message.unwrap().starts_with("Pod resize completed: {\"containers\""));
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn several_containers_and_their_pod_move_together() {
+    let cluster = Cluster::start().await;
+    let amounts = |cpu: &str, memory: &str| {
+        let amounts = json!({"cpu": cpu, "memory": memory});
+        json!({"requests": amounts, "limits": amounts})
+    };
+    let restart = json!([{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]);
+    let mut spec = script(FOREVER);
+    let mut sidecar = container("side", FOREVER);
+    sidecar["restartPolicy"] = json!("Always");
+    sidecar["resources"] = amounts("100m", "32Mi");
+    spec["initContainers"] = json!([sidecar]);
+    spec["containers"] = json!([container("c", FOREVER), container("d", FOREVER)]);
+    spec["containers"][0]["resources"] = amounts("300m", "64Mi");
+    spec["containers"][1]["resources"] = amounts("100m", "64Mi");
+    spec["containers"][1]["resizePolicy"] = restart;
+    cluster.create("web", spec).await;
+    let before = cluster.until_ready("web").await;
+    let patched = json!({"spec": {
+        "initContainers": [{"name": "side", "resources": amounts("200m", "32Mi")}],
+        "containers": [
+            {"name": "c", "resources": amounts("100m", "128Mi")},
+            {"name": "d", "resources": amounts("400m", "32Mi")},
+        ],
+    }});
+    patch(&cluster, "web", &patched);
+    let resized = until_resized(&cluster, "web").await;
+    assert_eq!(run_of(&resized), run_of(&before));
+    let statuses = resized.status.as_ref().unwrap().container_statuses.clone().unwrap();
+    let restarts: Vec<_> = statuses.iter().map(|s| (s.name.as_str(), s.restart_count)).collect();
+    assert_eq!(restarts, [("c", 0), ("d", 1)]);
+    if !unified() {
+        let pod = group_of(&resized, "");
+        assert_eq!(limits(&cluster, &pod), (716, 70_000, 192));
+        assert_eq!(limits(&cluster, &run_group(&resized, "")), (102, 10_000, 128));
+    }
+    cluster.until_event("Killing", "Container d resize requires restart").await;
+    // And back, which lowers what was raised.
+    let back = json!({"spec": {
+        "containers": [
+            {"name": "c", "resources": amounts("50m", "32Mi")},
+            {"name": "d", "resources": amounts("50m", "32Mi")},
+        ],
+    }});
+    patch(&cluster, "web", &back);
+    let resized = until_resized(&cluster, "web").await;
+    if !unified() {
+        assert_eq!(limits(&cluster, &group_of(&resized, "")), (307, 30_000, 96));
+    }
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn what_the_policy_says_is_restarted_even_if_nothing_else_is() {
+    let cluster = Cluster::start().await;
+    let mut spec = same("100m", "64Mi");
+    spec["restartPolicy"] = json!("Never");
+    spec["containers"][0]["resizePolicy"] = json!([
+        {"resourceName": "cpu", "restartPolicy": "NotRequired"},
+        {"resourceName": "memory", "restartPolicy": "RestartContainer"},
+    ]);
+    cluster.create("web", spec).await;
+    let before = run_of(&cluster.until_ready("web").await);
+    patch(&cluster, "web", &to("200m", "64Mi"));
+    assert_eq!(run_of(&until_resized(&cluster, "web").await), before);
+    patch(&cluster, "web", &to("200m", "32Mi"));
+    let resized = until_resized(&cluster, "web").await;
+    assert_eq!(run_of(&resized).0, 1);
+    if !unified() {
+        assert_eq!(limits(&cluster, &run_group(&resized, "")), (204, 20_000, 32));
+        assert_eq!(limits(&cluster, &group_of(&resized, "")), (204, 20_000, 32));
+    }
+    assert_eq!(condition(&resized, "Ready"), "True");
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_resize_waits_until_others_make_room() {
+    let cluster = Cluster::start().await;
+    let node: k8s_openapi::api::core::v1::Node = {
+        let nodes: kube::Api<k8s_openapi::api::core::v1::Node> =
+            kube::Api::all(cluster.client.clone());
+        wait_until(PATIENCE, "a node", async || {
+            nodes.get(&cluster.host.name()).await.map_err(|error| error.to_string())
+        })
+        .await
+        .unwrap()
+    };
+    let cpus: i64 = node.status.unwrap().allocatable.unwrap()["cpu"].0.parse().unwrap();
+    let most = cpus * 1000;
+    let request = |milli: i64| json!({"cpu": format!("{milli}m")});
+    cluster.create("big", sized(request(most - 300), json!({}))).await;
+    cluster.create("low", sized(request(100), json!({}))).await;
+    let mut important = sized(request(100), json!({}));
+    important["priority"] = json!(1000);
+    cluster.create("high", important).await;
+    for name in ["big", "low", "high"] {
+        cluster.until_ready(name).await;
+    }
+    for name in ["low", "high"] {
+        patch(&cluster, name, &of_container(request(most - 200), json!({})));
+        let waits = cluster
+            .until(name, "Deferred", |pod| match reason(pod, "PodResizePending") {
+                Some(reason) if reason == "Deferred" => Ok(()),
+                other => Err(format!("{other:?}")),
+            })
+            .await;
+        let pending = told(&waits, "PodResizePending").unwrap();
+        assert_eq!(
+            pending.message.unwrap(),
+            format!(
+                "Node didn't have enough resource: cpu, requested: {}, used: {}, capacity: {most}",
+                most - 200,
+                most - 200
+            )
+        );
+        assert_eq!(pending.observed_generation, Some(2));
+        let status = &waits.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0];
+        assert_eq!(status.allocated_resources.as_ref().unwrap()["cpu"].0, "100m");
+    }
+    cluster.until_event("ResizeDeferred", "Pod resize OutOfcpu: {\"containers\"").await;
+
+    // One that gives back makes room for nobody yet; one that goes makes room for the first.
+    cluster.delete("big").await;
+    until_resized(&cluster, "high").await;
+    let low = cluster.pod("low").await;
+    assert_eq!(reason(&low, "PodResizePending").as_deref(), Some("Deferred"));
+    // A resize that is taken back is not waited for any more, and one that shrinks makes room.
+    patch(&cluster, "high", &of_container(request(150), json!({})));
+    until_resized(&cluster, "high").await;
+    let low = until_resized(&cluster, "low").await;
+    if !unified() {
+        let shares = number(&cluster, "cpu", &run_group(&low, "burstable/"), "cpu.shares");
+        assert_eq!(shares, (most - 200) * 1024 / 1000);
+    }
+    patch(&cluster, "low", &of_container(request(most * 2), json!({})));
+    cluster
+        .until("low", "Deferred again", |pod| {
+            reason(pod, "PodResizePending").map(|_| ()).ok_or_else(|| "not yet".to_owned())
+        })
+        .await;
+    patch(&cluster, "low", &of_container(request(most - 200), json!({})));
+    until_resized(&cluster, "low").await;
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn nobody_is_held_to_less_memory_than_it_uses() {
+    let cluster = Cluster::start().await;
+    let mut spec = sized(json!({"memory": "64Mi"}), json!({"memory": "64Mi"}));
+    // Holds some memory of its own, so that it uses more than it will be asked to.
+    spec["containers"][0]["command"] =
+        json!(["sh", "-c", format!("x=$(head -c 8000000 /dev/zero | tr '\\0' x); {FOREVER}")]);
+    cluster.create("web", spec).await;
+    let before = cluster.until_ready("web").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let memory = |amount: &str| of_container(json!({"memory": amount}), json!({"memory": amount}));
+    patch(&cluster, "web", &memory("4Mi"));
+    let held = cluster
+        .until("web", "not resized", |pod| match told(pod, "PodResizeInProgress") {
+            Some(condition) if condition.reason.as_deref() == Some("Error") => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+        .await;
+    let message = told(&held, "PodResizeInProgress").unwrap().message.unwrap();
+    assert!(message.starts_with("cannot decrease memory limits: "), "{message}");
+    assert!(message.contains("memory limit (4194304) below current usage ("), "{message}");
+    let status = &held.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0];
+    assert_eq!(status.allocated_resources.as_ref().unwrap()["memory"].0, "4Mi");
+    assert_eq!(status.resources.as_ref().unwrap().limits.as_ref().unwrap()["memory"].0, "64Mi");
+    cluster.until_event("ResizeError", "cannot decrease memory limits").await;
+    if !unified() {
+        let file = "memory.limit_in_bytes";
+        assert_eq!(number(&cluster, "memory", &run_group(&held, "burstable/"), file), 64 * MIB);
+        assert_eq!(number(&cluster, "memory", &group_of(&held, "burstable/"), file), 64 * MIB);
+    }
+    patch(&cluster, "web", &memory("128Mi"));
+    let resized = until_resized(&cluster, "web").await;
+    assert_eq!(run_of(&resized), run_of(&before));
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_node_that_cannot_says_so() {
+    let cluster = Cluster::start_with(json!({
+        "cpuManagerPolicy": "static", "systemReserved": {"cpu": "100m"},
+    }))
+    .await;
+    cluster.create("web", same("100m", "64Mi")).await;
+    cluster.until_ready("web").await;
+    patch(&cluster, "web", &to("200m", "64Mi"));
+    let refused = cluster
+        .until("web", "Infeasible", |pod| match reason(pod, "PodResizePending") {
+            Some(reason) if reason == "Infeasible" => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+        .await;
+    let message = told(&refused, "PodResizePending").unwrap().message.unwrap();
+    let expected =
+        "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"";
+    assert_eq!(message, expected);
+    cluster.until_event("ResizeInfeasible", "Pod resize Infeasible: ").await;
+    // Memory is not the CPU manager's.
+    patch(&cluster, "web", &to("100m", "128Mi"));
+    until_resized(&cluster, "web").await;
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn what_a_pod_asks_for_as_a_whole_moves_too() {
+    let cluster = Cluster::start().await;
+    let whole = |cpu: &str, memory: &str| {
+        let amounts = json!({"cpu": cpu, "memory": memory});
+        json!({"requests": amounts, "limits": amounts})
+    };
+    let mut spec = script(FOREVER);
+    spec["resources"] = whole("200m", "64Mi");
+    cluster.create("web", spec).await;
+    let before = cluster.until_ready("web").await;
+    for (cpu, memory, expected) in
+        [("400m", "128Mi", (409, 40_000, 128)), ("100m", "32Mi", (102, 10_000, 32))]
+    {
+        patch(&cluster, "web", &json!({"spec": {"resources": whole(cpu, memory)}}));
+        let resized = until_resized(&cluster, "web").await;
+        assert_eq!(run_of(&resized), run_of(&before));
+        let told = resized.status.as_ref().unwrap().resources.as_ref().unwrap();
+        assert_eq!(told.limits.as_ref().unwrap()["memory"].0, memory);
+        if !unified() {
+            assert_eq!(limits(&cluster, &group_of(&resized, "")), expected);
+            let run = limits(&cluster, &run_group(&resized, ""));
+            assert_eq!((run.1, run.2), (expected.1, expected.2));
+        }
+    }
+    cluster.host.assert_clean();
+}
