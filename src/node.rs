@@ -22,6 +22,7 @@ use crate::client::{self, ClientError, Limits};
 use crate::config::{Config, KUBERNETES_VERSION};
 use crate::desired::{self, Desired};
 use crate::events::{EventType, Recorder, node_reference};
+use crate::gc;
 use crate::handlers::Handlers;
 use crate::health;
 use crate::objects::Objects;
@@ -203,6 +204,21 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         handlers,
         settings: settings.clone(),
     });
+    if !once {
+        let (containers, images) = garbage(
+            &config,
+            &pods,
+            Watched {
+                cri: &runtime,
+                observer: &observer,
+                desired: &desired,
+                status: &status,
+                recorder: &recorder,
+            },
+        );
+        rooms.open(containers.run());
+        rooms.open(images.run());
+    }
     let tools = Arc::new(Tools {
         runtime: pods,
         observer: observer.clone(),
@@ -293,6 +309,48 @@ fn connect_runtime(config: &Config) -> Result<Runtime, Error> {
         request_timeout: settings.runtime_request_timeout.get(),
         ..Options::new(settings.container_runtime_endpoint.as_str())
     })?)
+}
+
+/// What garbage collection looks at.
+struct Watched<'a> {
+    cri: &'a Runtime,
+    observer: &'a Observer,
+    desired: &'a Desired,
+    status: &'a StatusWriter,
+    recorder: &'a Recorder,
+}
+
+/// The collectors of dead containers and unused images.
+fn garbage(
+    config: &Config,
+    pods: &PodRuntime,
+    watched: Watched<'_>,
+) -> (gc::Containers, gc::Images) {
+    let Watched { cri, observer, desired, status, recorder } = watched;
+    let (root_dir, pod_logs_dir) = (&config.root_dir, &config.kubelet.pod_logs_dir);
+    let containers = gc::Containers::new(gc::ContainerParts {
+        cri: cri.clone(),
+        observer: observer.clone(),
+        desired: desired.clone(),
+        status: status.clone(),
+        recorder: recorder.clone(),
+        node: node_reference(&config.node_name),
+        policy: gc::ContainerPolicy::new(config),
+        root_dir: root_dir.clone(),
+        pod_logs_dir: pod_logs_dir.into(),
+    });
+    let pods = pods.clone();
+    let images = gc::Images::new(gc::ImageParts {
+        cri: cri.clone(),
+        desired: desired.clone(),
+        recorder: recorder.clone(),
+        node: node_reference(&config.node_name),
+        policy: gc::ImagePolicy::new(config),
+        root_dir: root_dir.clone(),
+        pod_logs_dir: pod_logs_dir.into(),
+        removed: Box::new(move |id, since| pods.image_removed(id, since)),
+    });
+    (containers, images)
 }
 
 /// The runtime's name in container ids. One that is away now gets the usual one.

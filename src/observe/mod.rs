@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use longshore_cri::{Runtime, v1};
 use longshore_pod::observed::{Container, ObservedPod, Sandbox};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tracing::{debug, warn};
 
 use crate::runtime::labels;
@@ -25,6 +25,9 @@ pub use relist::{PLEG_DEADLINE, run};
 
 /// So many looks that fail in a row are no passing trouble.
 const PERSISTENT: u32 = 3;
+/// Looks under way at once after a relist, which may show thousands of containers that are new. So
+/// many that some which hang hold up no others.
+const LOOKS: usize = 256;
 
 /// A look at the runtime failed.
 #[derive(Debug, thiserror::Error)]
@@ -71,12 +74,17 @@ pub struct Observer {
 struct Shared {
     pods: Mutex<HashMap<String, Record>>,
     relisted: watch::Sender<Option<Instant>>,
+    looks: Semaphore,
 }
 
 impl Observer {
     /// Nothing is seen until [`run`] has relisted for the first time.
     pub fn new(runtime: Runtime) -> Self {
-        let shared = Shared { pods: Mutex::default(), relisted: watch::Sender::new(None) };
+        let shared = Shared {
+            pods: Mutex::default(),
+            relisted: watch::Sender::new(None),
+            looks: Semaphore::new(LOOKS),
+        };
         Self { runtime, shared: Arc::new(shared) }
     }
 

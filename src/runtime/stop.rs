@@ -4,10 +4,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use longshore_pod::spec;
+use longshore_cri::Runtime;
+use longshore_pod::observed::{self, ObservedPod};
+use longshore_pod::{Timestamp, spec};
 use tracing::warn;
 
 use super::{Error, PodRuntime, container};
+use crate::observe::Observer;
 
 impl PodRuntime {
     /// Stop a container, within `grace` if it is willing. One that is gone counts as stopped.
@@ -30,17 +33,8 @@ impl PodRuntime {
 
     /// Remove a container that has ended, and the link to its log.
     pub async fn remove_container(&self, pod: &Pod, name: &str, id: &str) -> Result<(), Error> {
-        // The link goes first: once the container is gone, nothing tells of it.
-        let link = container::legacy_log_link(pod, name, id);
-        match tokio::fs::remove_file(&link).await {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                warn!(link = %link.display(), %error, "link to a log stays");
-            }
-            _ => {}
-        }
-        forgive_gone(self.cri.remove_container(id).await)?;
-        self.observer.removed(spec::uid(pod), id);
-        Ok(())
+        let link = container::legacy_log_link(spec::namespace(pod), spec::name(pod), name, id);
+        discard_container(&self.cri, &self.observer, spec::uid(pod), id, &link).await
     }
 
     /// Remove a stopped sandbox.
@@ -57,6 +51,11 @@ impl PodRuntime {
         self.user_namespaces.release(spec::uid(pod));
         self.volumes.unmount(spec::uid(pod)).await?;
         Ok(self.settings.cgroups.remove(pod)?)
+    }
+
+    /// An image was removed, at that time or later: whoever asks for it next is a stranger.
+    pub fn image_removed(&self, id: &str, since: Timestamp) {
+        self.images.removed(id, since);
     }
 
     /// Write the data of the pod's volumes anew where it has changed.
@@ -93,6 +92,75 @@ impl PodRuntime {
         }
         Ok(())
     }
+}
+
+/// Remove a run that has ended for good, and its logs.
+pub async fn remove_run(
+    cri: &Runtime,
+    observer: &Observer,
+    pod: &ObservedPod,
+    run: &observed::Container,
+) -> Result<(), Error> {
+    let link = container::legacy_log_link(&pod.namespace, &pod.name, &run.name, &run.id);
+    remove_log(Path::new(&run.log_path)).await?;
+    discard_container(cri, observer, &pod.uid, &run.id, &link).await
+}
+
+/// Stop a sandbox, should its network be there yet, and remove it.
+pub async fn discard_sandbox(
+    cri: &Runtime,
+    observer: &Observer,
+    uid: &str,
+    id: &str,
+) -> Result<(), Error> {
+    forgive_gone(cri.stop_pod_sandbox(id).await)?;
+    forgive_gone(cri.remove_pod_sandbox(id).await)?;
+    observer.removed(uid, id);
+    Ok(())
+}
+
+async fn discard_container(
+    cri: &Runtime,
+    observer: &Observer,
+    uid: &str,
+    id: &str,
+    link: &Path,
+) -> Result<(), Error> {
+    // The link goes first: once the container is gone, nothing tells of it.
+    match tokio::fs::remove_file(link).await {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            warn!(link = %link.display(), %error, "link to a log stays");
+        }
+        _ => {}
+    }
+    forgive_gone(cri.remove_container(id).await)?;
+    observer.removed(uid, id);
+    Ok(())
+}
+
+/// Remove a log and what was rotated out of it: all that begins like it in its directory.
+async fn remove_log(log: &Path) -> Result<(), Error> {
+    let (Some(dir), Some(name)) = (log.parent(), log.file_name()) else { return Ok(()) };
+    let at = |path: &Path| {
+        let path = path.to_owned();
+        move |source| Error::Io { path, source }
+    };
+    let mut entries = match tokio::fs::read_dir(dir).await {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(at(dir))?,
+    };
+    while let Some(entry) = entries.next_entry().await.map_err(at(dir))? {
+        if entry.file_name().as_encoded_bytes().starts_with(name.as_encoded_bytes()) {
+            let path = entry.path();
+            match tokio::fs::remove_file(&path).await {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(at(&path)(error));
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
 }
 
 fn forgive_gone(result: longshore_cri::Result<()>) -> longshore_cri::Result<()> {
