@@ -135,7 +135,7 @@ async fn look(observer: Observer, uid: String, item: Listed) {
         Some(sandbox_id) => observer.look_at_container(&uid, &item.id, sandbox_id).await,
     };
     if let Some(record) = observer.pods().get_mut(&uid) {
-        record.looking.remove(&item.id);
+        record.looked(&uid, &item.id);
     }
 }
 

@@ -1,16 +1,22 @@
 //! The end of containers and sandboxes, and giving back what a pod held.
 
+use std::collections::HashSet;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use futures::stream::{self, StreamExt, TryStreamExt};
 
 use k8s_openapi::api::core::v1::Pod;
 use longshore_cri::Runtime;
-use longshore_pod::observed::{self, ObservedPod};
+use longshore_pod::observed::{Container, ObservedPod};
 use longshore_pod::{Timestamp, spec};
 use tracing::warn;
 
 use super::{Error, PodRuntime, container};
-use crate::observe::Observer;
+
+/// Removals under way at once: a pod may leave thousands of containers.
+const REMOVALS: usize = 32;
 
 impl PodRuntime {
     /// Stop a container, within `grace` if it is willing. One that is gone counts as stopped.
@@ -34,7 +40,25 @@ impl PodRuntime {
     /// Remove a container that has ended, and the link to its log.
     pub async fn remove_container(&self, pod: &Pod, name: &str, id: &str) -> Result<(), Error> {
         let link = container::legacy_log_link(spec::namespace(pod), spec::name(pod), name, id);
-        discard_container(&self.cri, &self.observer, spec::uid(pod), id, &link).await
+        discard(&self.cri, id, &link).await?;
+        self.observer.removed(spec::uid(pod), id);
+        Ok(())
+    }
+
+    /// Remove all containers of a pod that has ended, and the links to their logs.
+    pub async fn remove_containers(&self, pod: &ObservedPod) -> Result<(), Error> {
+        let gone = Mutex::new(HashSet::new());
+        let removed = stream::iter(&pod.containers)
+            .map(Ok)
+            .try_for_each_concurrent(REMOVALS, |run| async {
+                discard_container(&self.cri, pod, run).await?;
+                gone.lock().unwrap_or_else(PoisonError::into_inner).insert(run.id.as_str());
+                Ok(())
+            })
+            .await;
+        let gone = gone.into_inner().unwrap_or_else(PoisonError::into_inner);
+        self.observer.all_removed(&pod.uid, &gone);
+        removed
     }
 
     /// Remove a stopped sandbox.
@@ -95,37 +119,23 @@ impl PodRuntime {
 }
 
 /// Remove a run that has ended for good, and its logs.
-pub async fn remove_run(
-    cri: &Runtime,
-    observer: &Observer,
-    pod: &ObservedPod,
-    run: &observed::Container,
-) -> Result<(), Error> {
-    let link = container::legacy_log_link(&pod.namespace, &pod.name, &run.name, &run.id);
+pub async fn remove_run(cri: &Runtime, pod: &ObservedPod, run: &Container) -> Result<(), Error> {
     remove_log(Path::new(&run.log_path)).await?;
-    discard_container(cri, observer, &pod.uid, &run.id, &link).await
+    discard_container(cri, pod, run).await
 }
 
 /// Stop a sandbox, should its network be there yet, and remove it.
-pub async fn discard_sandbox(
-    cri: &Runtime,
-    observer: &Observer,
-    uid: &str,
-    id: &str,
-) -> Result<(), Error> {
+pub async fn discard_sandbox(cri: &Runtime, id: &str) -> Result<(), Error> {
     forgive_gone(cri.stop_pod_sandbox(id).await)?;
-    forgive_gone(cri.remove_pod_sandbox(id).await)?;
-    observer.removed(uid, id);
-    Ok(())
+    Ok(forgive_gone(cri.remove_pod_sandbox(id).await)?)
 }
 
-async fn discard_container(
-    cri: &Runtime,
-    observer: &Observer,
-    uid: &str,
-    id: &str,
-    link: &Path,
-) -> Result<(), Error> {
+async fn discard_container(cri: &Runtime, pod: &ObservedPod, run: &Container) -> Result<(), Error> {
+    let link = container::legacy_log_link(&pod.namespace, &pod.name, &run.name, &run.id);
+    discard(cri, &run.id, &link).await
+}
+
+async fn discard(cri: &Runtime, id: &str, link: &Path) -> Result<(), Error> {
     // The link goes first: once the container is gone, nothing tells of it.
     match tokio::fs::remove_file(link).await {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -133,9 +143,7 @@ async fn discard_container(
         }
         _ => {}
     }
-    forgive_gone(cri.remove_container(id).await)?;
-    observer.removed(uid, id);
-    Ok(())
+    Ok(forgive_gone(cri.remove_container(id).await)?)
 }
 
 /// Remove a log and what was rotated out of it: all that begins like it in its directory.

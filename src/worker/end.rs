@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures::stream::{self, StreamExt, TryStreamExt};
+use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Pod;
 use longshore_pod::{Timestamp, spec};
 use tokio::time::{Instant, sleep};
@@ -15,8 +15,6 @@ use crate::runtime::{Error, describe};
 
 /// Grace of a pod that does not say (seconds).
 const DEFAULT_GRACE: i64 = 30;
-/// Removals under way at once: a pod may leave thousands of containers.
-const REMOVALS: usize = 32;
 
 /// How long the pod's containers may take to stop. A forced end still sends the stop signal.
 pub(super) fn grace(pod: &Pod) -> Duration {
@@ -122,17 +120,12 @@ impl Task {
     async fn remove(&mut self) -> Result<(), Error> {
         let observed = self.observed.borrow_and_update().clone();
         let (tools, pod) = (&self.tools, &self.pod);
-        let runs = stream::iter(&observed.containers).map(Ok);
-        runs.try_for_each_concurrent(REMOVALS, |run| {
-            tools.runtime.remove_container(pod, &run.name, &run.id)
-        })
+        tools.runtime.remove_containers(&observed).await?;
+        let sandboxes = observed.sandboxes.iter();
+        try_join_all(
+            sandboxes.map(|sandbox| tools.runtime.remove_sandbox(spec::uid(pod), &sandbox.id)),
+        )
         .await?;
-        let sandboxes = stream::iter(&observed.sandboxes).map(Ok);
-        sandboxes
-            .try_for_each_concurrent(REMOVALS, |sandbox| {
-                tools.runtime.remove_sandbox(spec::uid(pod), &sandbox.id)
-            })
-            .await?;
         tools.runtime.remove_files(pod).await
     }
 

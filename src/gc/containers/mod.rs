@@ -169,8 +169,9 @@ impl Containers {
         pods.filter_map(subject).collect()
     }
 
+    /// The next relist tells the observer, of all of them together.
     async fn remove(&self, removal: Removal<'_>, failed: &Failures) {
-        let Parts { cri, observer, .. } = &self.shared.parts;
+        let cri = &self.shared.parts.cri;
         let removed = async {
             match removal {
                 Removal::Run(pod, run) => {
@@ -178,12 +179,12 @@ impl Containers {
                         cri.stop_container(&run.id, GRACE).await?;
                     }
                     debug!(pod = pod.name, container = run.name, id = run.id, "removing container");
-                    runtime::remove_run(cri, observer, pod, run).await
+                    runtime::remove_run(cri, pod, run).await
                 }
                 Removal::Sandbox(_, sandbox) if failed.keeps(&sandbox.id) => Ok(()),
                 Removal::Sandbox(pod, sandbox) => {
                     debug!(pod = pod.name, id = sandbox.id, "removing sandbox");
-                    runtime::discard_sandbox(cri, observer, &pod.uid, &sandbox.id).await
+                    runtime::discard_sandbox(cri, &sandbox.id).await
                 }
             }
         };

