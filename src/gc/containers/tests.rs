@@ -386,6 +386,78 @@ fn logs_of_pods_that_are_gone_go() {
     logs::remove_links(&dir.path().join("none"), &logs, |_| false);
 }
 
+#[tokio::test]
+async fn a_pods_fate_is_what_was_told_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let pod = |uid: &str, deleted: bool, status: serde_json::Value| {
+        let at = deleted.then_some("2026-01-01T00:00:00Z");
+        let metadata = json!({"name": uid, "namespace": "ns", "uid": uid, "deletionTimestamp": at});
+        json!({"metadata": metadata, "spec": {"containers": []}, "status": status})
+    };
+    let done = json!({"phase": "Succeeded"});
+    let pods = [
+        pod("new", false, json!({})),
+        pod("runs", false, json!({"phase": "Running"})),
+        pod("stops", true, json!({"phase": "Running"})),
+        pod("done", false, done.clone()),
+        pod("deleted", true, done.clone()),
+        pod("evicted", false, json!({"phase": "Failed", "reason": "Evicted"})),
+        pod("preempted", false, json!({"phase": "Failed", "reason": "Preempting"})),
+        pod("evicting", false, json!({"phase": "Running", "reason": "Evicted"})),
+        pod("told", false, json!({"phase": "Running"})),
+    ];
+    let pods = pods.map(|pod| serde_json::from_value(pod).unwrap());
+    let (collector, updates) = collector(dir.path(), "unix:///nonexistent");
+    updates.send((Source::Api, Update::Snapshot(pods.to_vec()))).await.unwrap();
+    let parts = &collector.shared.parts;
+    parts.desired.synced().wait_for(|synced| *synced).await.unwrap();
+    // The apiserver may not know yet.
+    parts.status.tell(&parts.desired.pod("told").unwrap(), serde_json::from_value(done).unwrap());
+    for (uid, expected) in [
+        ("new", Some(Fate::Lives)),
+        ("runs", Some(Fate::Lives)),
+        ("stops", Some(Fate::Lives)),
+        ("done", Some(Fate::Ended)),
+        ("deleted", Some(Fate::Spent)),
+        ("evicted", Some(Fate::Spent)),
+        ("preempted", Some(Fate::Spent)),
+        ("evicting", Some(Fate::Lives)),
+        ("told", Some(Fate::Ended)),
+        ("unknown", None),
+    ] {
+        assert_eq!(fate(parts, uid), expected, "{uid}");
+    }
+}
+
+/// One with its files in that directory and the policy of the flags' defaults; and the way to its
+/// pods.
+fn collector(
+    dir: &std::path::Path,
+    endpoint: &str,
+) -> (Containers, mpsc::Sender<(Source, Update)>) {
+    let cri = Runtime::new(Options::new(endpoint)).unwrap();
+    let (updates, merged) = mpsc::channel(10);
+    let (changes, mut changed) = mpsc::channel(10);
+    let desired = Desired::new([Source::Api]);
+    tokio::spawn(desired.clone().run(merged, changes));
+    tokio::spawn(async move { while changed.recv().await.is_some() {} });
+    let (recorder, _) = Recorder::start(None, "node");
+    let pod_logs_dir = dir.join("logs");
+    std::fs::create_dir(&pod_logs_dir).unwrap();
+    let collector = Containers::new(Parts {
+        observer: Observer::new(cri.clone()),
+        cri,
+        desired,
+        status: StatusWriter::default(),
+        recorder,
+        node: node_reference("node"),
+        policy: policy(0, 1, -1),
+        root_dir: dir.to_owned(),
+        pod_logs_dir,
+    });
+    (collector, updates)
+}
+
 /// A runtime with so many dead containers of each of so many pods.
 #[derive(Clone, Default)]
 struct Fake(Arc<FakeState>);
@@ -509,31 +581,13 @@ async fn ten_thousand_go_a_few_at_a_time_and_others_stay() {
 
     let socket = dir.path().join("cri.sock");
     let _server = Server::start(UnixListener::bind(&socket).unwrap(), fake.clone(), NoImages);
-    let cri = Runtime::new(Options::new(format!("unix://{}", socket.display()).as_str())).unwrap();
-    let (updates, merged) = mpsc::channel(1000);
-    let (changes, _changed) = mpsc::channel(1000);
-    let desired = Desired::new([Source::Api]);
-    tokio::spawn(desired.clone().run(merged, changes));
+    let (collector, updates) = collector(dir.path(), &format!("unix://{}", socket.display()));
+    let Parts { desired, observer, .. } = &collector.shared.parts;
     let pods = (0..PODS).map(|uid| {
         let metadata = json!({
             "name": format!("pod-{uid}"), "namespace": "default", "uid": format!("uid-{uid}"),
         });
         serde_json::from_value(json!({"metadata": metadata, "spec": {"containers": []}})).unwrap()
-    });
-    let observer = Observer::new(cri.clone());
-    let logs = dir.path().join("logs");
-    std::fs::create_dir(&logs).unwrap();
-    let (recorder, _events) = Recorder::start(None, "node");
-    let collector = Containers::new(Parts {
-        cri,
-        observer: observer.clone(),
-        desired: desired.clone(),
-        status: StatusWriter::default(),
-        recorder,
-        node: node_reference("node"),
-        policy: policy(0, 1, -1),
-        root_dir: dir.path().to_owned(),
-        pod_logs_dir: logs,
     });
     let early = collector.delete_dead_containers().await;
     assert!(matches!(early, Err(Error::Early)), "{early:?}");
