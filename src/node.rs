@@ -205,17 +205,15 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         settings: settings.clone(),
     });
     if !once {
-        let (containers, images) = garbage(
-            &config,
-            &pods,
-            Watched {
-                cri: &runtime,
-                observer: &observer,
-                desired: &desired,
-                status: &status,
-                recorder: &recorder,
-            },
-        );
+        let parts = gc::Parts {
+            cri: runtime.clone(),
+            observer: observer.clone(),
+            desired: desired.clone(),
+            status: status.clone(),
+            recorder: recorder.clone(),
+            pods: pods.clone(),
+        };
+        let (containers, images) = gc::collectors(&config, parts);
         rooms.open(containers.run());
         rooms.open(images.run());
     }
@@ -309,48 +307,6 @@ fn connect_runtime(config: &Config) -> Result<Runtime, Error> {
         request_timeout: settings.runtime_request_timeout.get(),
         ..Options::new(settings.container_runtime_endpoint.as_str())
     })?)
-}
-
-/// What garbage collection looks at.
-struct Watched<'a> {
-    cri: &'a Runtime,
-    observer: &'a Observer,
-    desired: &'a Desired,
-    status: &'a StatusWriter,
-    recorder: &'a Recorder,
-}
-
-/// The collectors of dead containers and unused images.
-fn garbage(
-    config: &Config,
-    pods: &PodRuntime,
-    watched: Watched<'_>,
-) -> (gc::Containers, gc::Images) {
-    let Watched { cri, observer, desired, status, recorder } = watched;
-    let (root_dir, pod_logs_dir) = (&config.root_dir, &config.kubelet.pod_logs_dir);
-    let containers = gc::Containers::new(gc::ContainerParts {
-        cri: cri.clone(),
-        observer: observer.clone(),
-        desired: desired.clone(),
-        status: status.clone(),
-        recorder: recorder.clone(),
-        node: node_reference(&config.node_name),
-        policy: gc::ContainerPolicy::new(config),
-        root_dir: root_dir.clone(),
-        pod_logs_dir: pod_logs_dir.into(),
-    });
-    let pods = pods.clone();
-    let images = gc::Images::new(gc::ImageParts {
-        cri: cri.clone(),
-        desired: desired.clone(),
-        recorder: recorder.clone(),
-        node: node_reference(&config.node_name),
-        policy: gc::ImagePolicy::new(config),
-        root_dir: root_dir.clone(),
-        pod_logs_dir: pod_logs_dir.into(),
-        removed: Box::new(move |id, since| pods.image_removed(id, since)),
-    });
-    (containers, images)
 }
 
 /// The runtime's name in container ids. One that is away now gets the usual one.

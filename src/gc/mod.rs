@@ -12,8 +12,63 @@ mod images;
 
 use std::path::PathBuf;
 
-pub use containers::{Containers, Parts as ContainerParts, Policy as ContainerPolicy};
-pub use images::{Images, Parts as ImageParts, Policy as ImagePolicy};
+use longshore_cri::Runtime;
+
+pub use containers::Containers;
+pub use images::Images;
+
+use crate::config::Config;
+use crate::desired::Desired;
+use crate::events::{Recorder, node_reference};
+use crate::observe::Observer;
+use crate::runtime::PodRuntime;
+use crate::status::StatusWriter;
+
+/// What the collectors work with.
+pub struct Parts {
+    /// The runtime.
+    pub cri: Runtime,
+    /// What runs.
+    pub observer: Observer,
+    /// What should run.
+    pub desired: Desired,
+    /// What was told of pods.
+    pub status: StatusWriter,
+    /// Events.
+    pub recorder: Recorder,
+    /// The hands of the workers, which remember who pulled an image.
+    pub pods: PodRuntime,
+}
+
+/// The collectors of a node that is configured like this. Nothing goes before they run, or are
+/// asked to.
+pub fn collectors(config: &Config, parts: Parts) -> (Containers, Images) {
+    let Parts { cri, observer, desired, status, recorder, pods } = parts;
+    let node = node_reference(&config.node_name);
+    let pod_logs_dir = PathBuf::from(&config.kubelet.pod_logs_dir);
+    let containers = Containers::new(containers::Parts {
+        cri: cri.clone(),
+        observer,
+        desired: desired.clone(),
+        status,
+        recorder: recorder.clone(),
+        node: node.clone(),
+        policy: containers::Policy::new(config),
+        root_dir: config.root_dir.clone(),
+        pod_logs_dir: pod_logs_dir.clone(),
+    });
+    let images = Images::new(images::Parts {
+        cri,
+        desired,
+        recorder,
+        node,
+        policy: images::Policy::new(config),
+        root_dir: config.root_dir.clone(),
+        pod_logs_dir,
+        removed: Box::new(move |id, since| pods.image_removed(id, since)),
+    });
+    (containers, images)
+}
 
 /// Why garbage is not, or not wholly, collected.
 #[derive(Debug, thiserror::Error)]

@@ -38,7 +38,7 @@ use tracing::debug;
 pub use announce::Announcer;
 pub use images::{Present, Pulls, Verification};
 pub use start::Prepared;
-pub use stop::{discard_sandbox, remove_run};
+pub use stop::{discard_sandbox, remove_run, stop_run};
 pub use userns::{Error as UserNamespaceError, Ids};
 
 use crate::config::GoDuration;

@@ -118,9 +118,19 @@ impl PodRuntime {
     }
 }
 
+/// Stop what is left of a run. One that is gone counts as stopped.
+pub async fn stop_run(cri: &Runtime, id: &str, grace: Duration) -> Result<(), Error> {
+    Ok(forgive_gone(cri.stop_container(id, grace).await)?)
+}
+
 /// Remove a run that has ended for good, and its logs.
 pub async fn remove_run(cri: &Runtime, pod: &ObservedPod, run: &Container) -> Result<(), Error> {
-    remove_log(Path::new(&run.log_path)).await?;
+    let log = Path::new(&run.log_path);
+    // What does not lie where the logs of pods do, others have put there.
+    let pod_dir = log.ancestors().nth(2).map(|dir| dir.to_string_lossy().into_owned());
+    if pod_dir.is_some_and(|dir| dir.ends_with(&format!("_{}", pod.uid))) {
+        remove_log(log).await?;
+    }
     discard_container(cri, pod, run).await
 }
 
@@ -175,5 +185,29 @@ fn forgive_gone(result: longshore_cri::Result<()>) -> longshore_cri::Result<()> 
     match result {
         Err(error) if error.is_not_found() => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_log_goes_with_what_was_rotated_out_of_it_and_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = ["1.log", "1.log.20260101-000000", "1.log.20260101-000000.gz"];
+        let others = ["0.log", "11.log", "1.txt"];
+        own.iter()
+            .chain(&others)
+            .for_each(|name| std::fs::write(dir.path().join(name), "").unwrap());
+        remove_log(&dir.path().join("1.log")).await.unwrap();
+        let left = std::fs::read_dir(dir.path()).unwrap();
+        let left: BTreeSet<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, others.map(Into::into).into());
+        remove_log(&dir.path().join("none/1.log")).await.unwrap();
+        remove_log(Path::new("")).await.unwrap();
     }
 }

@@ -21,7 +21,7 @@ use longshore_pod::{observed, spec};
 use tokio::sync::Mutex;
 use tracing::{debug, info, warn};
 
-pub use plan::Policy;
+pub(super) use plan::Policy;
 
 use super::{Error, blocking, disk};
 use crate::desired::Desired;
@@ -43,25 +43,25 @@ const TOLD: usize = 10;
 const EVICTED: [&str; 2] = ["Evicted", "Preempting"];
 
 /// What the collector works with.
-pub struct Parts {
+pub(super) struct Parts {
     /// The runtime.
-    pub cri: Runtime,
+    pub(super) cri: Runtime,
     /// What runs.
-    pub observer: Observer,
+    pub(super) observer: Observer,
     /// What should run.
-    pub desired: Desired,
+    pub(super) desired: Desired,
     /// What was told of pods.
-    pub status: StatusWriter,
+    pub(super) status: StatusWriter,
     /// Events.
-    pub recorder: Recorder,
+    pub(super) recorder: Recorder,
     /// The node, as events name it.
-    pub node: ObjectReference,
+    pub(super) node: ObjectReference,
     /// How many dead containers are kept.
-    pub policy: Policy,
+    pub(super) policy: Policy,
     /// The daemon's directory.
-    pub root_dir: PathBuf,
+    pub(super) root_dir: PathBuf,
     /// Where the logs of pods are.
-    pub pod_logs_dir: PathBuf,
+    pub(super) pod_logs_dir: PathBuf,
 }
 
 /// Collects dead containers, sandboxes and logs. Cheap to clone.
@@ -88,7 +88,7 @@ enum Purpose {
 impl Containers {
     /// A collector that works with these parts, once [`run`](Self::run) or
     /// [`delete_dead_containers`](Self::delete_dead_containers) is called.
-    pub fn new(parts: Parts) -> Self {
+    pub(super) fn new(parts: Parts) -> Self {
         Self { shared: Arc::new(Shared { parts, turn: Mutex::default() }) }
     }
 
@@ -176,7 +176,7 @@ impl Containers {
             match removal {
                 Removal::Run(pod, run) => {
                     if run.may_run() {
-                        cri.stop_container(&run.id, GRACE).await?;
+                        runtime::stop_run(cri, &run.id, GRACE).await?;
                     }
                     debug!(pod = pod.name, container = run.name, id = run.id, "removing container");
                     runtime::remove_run(cri, pod, run).await

@@ -11,18 +11,18 @@ use crate::config::Config;
 
 /// How many dead containers are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Policy {
+pub(in crate::gc) struct Policy {
     /// A container is kept for this long after it was made.
-    pub min_age: Duration,
+    pub(in crate::gc) min_age: Duration,
     /// Dead runs that are kept of each container of a pod; `None` for all.
-    pub per_container: Option<usize>,
+    pub(in crate::gc) per_container: Option<usize>,
     /// Dead runs that are kept on the node; `None` for all.
-    pub total: Option<usize>,
+    pub(in crate::gc) total: Option<usize>,
 }
 
 impl Policy {
     /// The policy that the flags ask for; a negative number stands for no limit.
-    pub fn new(config: &Config) -> Self {
+    pub(in crate::gc) fn new(config: &Config) -> Self {
         Self {
             min_age: config.minimum_container_ttl.get(),
             per_container: usize::try_from(config.maximum_dead_containers_per_container).ok(),

@@ -19,7 +19,7 @@ use tokio::sync::Mutex;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, info, warn};
 
-pub use plan::Policy;
+pub(super) use plan::Policy;
 
 use super::disk::{self, Usage};
 use super::{Error, blocking};
@@ -40,23 +40,23 @@ const ALL: u64 = i64::MAX as u64;
 type Removed = Box<dyn Fn(&str, Timestamp) + Send + Sync>;
 
 /// What the collector works with.
-pub struct Parts {
+pub(super) struct Parts {
     /// The runtime.
-    pub cri: Runtime,
+    pub(super) cri: Runtime,
     /// What should run.
-    pub desired: Desired,
+    pub(super) desired: Desired,
     /// Events.
-    pub recorder: Recorder,
+    pub(super) recorder: Recorder,
     /// The node, as events name it.
-    pub node: ObjectReference,
+    pub(super) node: ObjectReference,
     /// When images go.
-    pub policy: Policy,
+    pub(super) policy: Policy,
     /// The daemon's directory.
-    pub root_dir: PathBuf,
+    pub(super) root_dir: PathBuf,
     /// Where the logs of pods are.
-    pub pod_logs_dir: PathBuf,
+    pub(super) pod_logs_dir: PathBuf,
     /// Is told of each image that was removed, and when that was decided.
-    pub removed: Removed,
+    pub(super) removed: Removed,
 }
 
 /// Collects unused images. Cheap to clone.
@@ -95,7 +95,7 @@ struct Freed {
 impl Images {
     /// A collector that works with these parts, once [`run`](Self::run) or
     /// [`delete_unused_images`](Self::delete_unused_images) is called.
-    pub fn new(parts: Parts) -> Self {
+    pub(super) fn new(parts: Parts) -> Self {
         Self { shared: Arc::new(Shared { parts, ledger: Mutex::default() }) }
     }
 

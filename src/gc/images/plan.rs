@@ -12,22 +12,22 @@ use crate::config::{Config, GoDuration};
 
 /// When images go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Policy {
+pub(in crate::gc) struct Policy {
     /// From so much use of the disk on (percent), unused images go.
-    pub high: u64,
+    pub(in crate::gc) high: u64,
     /// Until so much is in use (percent).
-    pub low: u64,
+    pub(in crate::gc) low: u64,
     /// An image is kept for this long after it was first seen.
-    pub min_age: Duration,
+    pub(in crate::gc) min_age: Duration,
     /// An image that has not been used for longer goes, however much room there is; zero for never.
-    pub max_age: GoDuration,
+    pub(in crate::gc) max_age: GoDuration,
     /// Whether the images of each runtime handler are images of their own.
-    pub by_handler: bool,
+    pub(in crate::gc) by_handler: bool,
 }
 
 impl Policy {
     /// The policy that the configuration asks for.
-    pub fn new(config: &Config) -> Self {
+    pub(in crate::gc) fn new(config: &Config) -> Self {
         let kubelet = &config.kubelet;
         Self {
             high: u64::try_from(kubelet.image_gc_high_threshold_percent).unwrap_or_default(),
