@@ -5,6 +5,7 @@ pub mod client;
 pub mod config;
 pub mod desired;
 pub mod events;
+pub mod gc;
 pub mod handlers;
 pub mod health;
 pub mod node;

@@ -21,6 +21,7 @@ use crate::client::{self, ClientError, Limits};
 use crate::config::{Config, KUBERNETES_VERSION};
 use crate::desired::{self, Desired};
 use crate::events::{EventType, Recorder, node_reference};
+use crate::gc;
 use crate::handlers::Handlers;
 use crate::health;
 use crate::objects::Objects;
@@ -234,6 +235,19 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     };
     let allocation = Allocation::open(&settings.root_dir, given)?;
     rooms.open(allocation.clone().run());
+    if !once {
+        let parts = gc::Parts {
+            cri: runtime.clone(),
+            observer: observer.clone(),
+            desired: desired.clone(),
+            status: status.clone(),
+            recorder: recorder.clone(),
+            pods: pods.clone(),
+        };
+        let (containers, images) = gc::collectors(&config, parts);
+        rooms.open(containers.run());
+        rooms.open(images.run());
+    }
     let tools = Arc::new(Tools {
         allocation: allocation.clone(),
         runtime: pods,

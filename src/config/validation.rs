@@ -8,6 +8,10 @@ use std::path::Path;
 
 use super::{FeatureGates, GoDuration, KubeletConfiguration, cgroups, labels, quantities};
 
+mod garbage;
+
+pub(super) use garbage::container_faults;
+
 /// Gathers faults; each check is one line.
 struct Faults(Vec<String>);
 
@@ -54,6 +58,7 @@ pub(super) fn faults(settings: &KubeletConfiguration, gates: &FeatureGates) -> V
     durations(settings, gates, &mut faults);
     words(settings, gates, &mut faults);
     images(settings, gates, &mut faults);
+    garbage::images(settings, &mut faults);
     faults.0.extend(cgroups::faults(settings, gates));
     shutdown(settings, gates, &mut faults);
     memory(settings, &mut faults);
@@ -89,30 +94,9 @@ fn numbers(s: &KubeletConfiguration, f: &mut Faults) {
     f.range("oomScoreAdj", s.oom_score_adj, -1000..=1000);
     f.range("iptablesDropBit", s.iptables_drop_bit, 0..=31);
     f.range("iptablesMasqueradeBit", s.iptables_masquerade_bit, 0..=31);
-    f.range("imageGCHighThresholdPercent", s.image_gc_high_threshold_percent, 0..=100);
-    f.range("imageGCLowThresholdPercent", s.image_gc_low_threshold_percent, 0..=100);
-    f.unless(s.image_gc_low_threshold_percent < s.image_gc_high_threshold_percent, || {
-        format!(
-            "imageGCLowThresholdPercent: {} must be less than imageGCHighThresholdPercent, {}",
-            s.image_gc_low_threshold_percent, s.image_gc_high_threshold_percent
-        )
-    });
 }
 
 fn durations(s: &KubeletConfiguration, gates: &FeatureGates, f: &mut Faults) {
-    let zero = GoDuration::ZERO;
-    f.unless(s.image_minimum_gc_age >= zero, || {
-        format!("imageMinimumGCAge: {} must not be negative", s.image_minimum_gc_age)
-    });
-    f.unless(
-        s.image_maximum_gc_age == zero || s.image_maximum_gc_age > s.image_minimum_gc_age,
-        || {
-            format!(
-                "imageMaximumGCAge: {} must be zero or greater than imageMinimumGCAge, {}",
-                s.image_maximum_gc_age, s.image_minimum_gc_age
-            )
-        },
-    );
     f.unless(s.container_log_monitor_interval >= GoDuration::secs(3), || {
         format!(
             "containerLogMonitorInterval: {} must be 3s or longer",
@@ -149,7 +133,9 @@ fn durations(s: &KubeletConfiguration, gates: &FeatureGates, f: &mut Faults) {
         ("nodeStatusReportFrequency", s.node_status_report_frequency),
         ("runtimeRequestTimeout", s.runtime_request_timeout),
     ] {
-        f.unless(value > zero, || format!("{field}: {value} must be greater than zero"));
+        f.unless(value > GoDuration::ZERO, || {
+            format!("{field}: {value} must be greater than zero")
+        });
     }
 }
 

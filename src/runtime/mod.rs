@@ -39,6 +39,7 @@ pub use announce::Announcer;
 pub use images::{Present, Pulls, Verification};
 pub use settings::Settings;
 pub use start::Prepared;
+pub use stop::{discard_sandbox, remove_run, stop_run};
 pub use userns::{Error as UserNamespaceError, Ids};
 
 use crate::config::GoDuration;
@@ -215,7 +216,7 @@ pub fn backoff_message(pod: &Pod, container: &str, delay: Duration) -> String {
 }
 
 /// A call's error in the words in which users and their tools know it.
-fn go_text(error: &longshore_cri::Error) -> String {
+pub(crate) fn go_text(error: &longshore_cri::Error) -> String {
     let (code, message) = match error {
         longshore_cri::Error::Status { code, message, .. } => (format!("{code:?}"), message),
         longshore_cri::Error::Unavailable { message, .. } => ("Unavailable".to_owned(), message),

@@ -153,7 +153,8 @@ impl PodRuntime {
             self.not_started(pod, start, "RunContainerError", message)
         })?;
         say("Started", "Container started");
-        let link = container::legacy_log_link(pod, &start.name, &id);
+        let (namespace, name) = (spec::namespace(pod), spec::name(pod));
+        let link = container::legacy_log_link(namespace, name, &start.name, &id);
         if let Err(error) = link_log(&log, &link).await {
             debug!(link = %link.display(), %error, "no link to the log");
         }

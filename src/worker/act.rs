@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures::future::join;
 use k8s_openapi::api::core::v1::Pod;
-use longshore_pod::observed::{self, ObservedPod, Sandbox};
+use longshore_pod::observed::{self, Sandbox};
 use longshore_pod::plan::{Reset, Start};
 use longshore_pod::spec;
 use tokio::sync::Mutex;
@@ -17,9 +17,6 @@ use super::steps::{Failure, Outcome};
 use super::stop::{Farewell, stop};
 use crate::runtime::{Error, Present, StartError, describe};
 use crate::volumes::PodMounts;
-
-/// Instances of one container that are kept: the newest, and the one before for its log.
-const KEPT_RUNS: usize = 2;
 
 /// What every step works with.
 #[derive(Clone)]
@@ -63,12 +60,7 @@ impl Hands {
         self.tools.runtime.adopt(&self.pod).await;
         match recall.run_until_cancelled(self.mounted()).await {
             None => Outcome::Recalled,
-            Some(Ok(mounts)) => {
-                for (_, container) in self.pod.spec.iter().flat_map(spec::containers) {
-                    self.remove_old_runs(&container.name).await;
-                }
-                Outcome::Mounted(mounts)
-            }
+            Some(Ok(mounts)) => Outcome::Mounted(mounts),
             Some(Err(failure)) => Outcome::Failed(failure),
         }
     }
@@ -235,7 +227,6 @@ impl Hands {
             Some(started) => started,
         };
         self.place.give_back();
-        self.remove_old_runs(&start.name).await;
         match started {
             Ok(()) => Outcome::Started(start.name),
             Err(_) if self.is_lost(&sandbox.id).await => Outcome::SandboxLost(start.name),
@@ -304,29 +295,6 @@ impl Hands {
             }
         }
         Outcome::Done
-    }
-
-    /// Of the runs of a container before its newest, and of the sandboxes that they were in, keep
-    /// the newest alone.
-    async fn remove_old_runs(&self, name: &str) {
-        let seen = || self.tools.observer.pod(self.uid()).unwrap_or_default();
-        let before: Arc<ObservedPod> = seen();
-        let runs = before.containers.iter().filter(|run| run.name == name);
-        for run in runs.skip(KEPT_RUNS).filter(|run| run.finished_at().is_some()) {
-            let removed = self.tools.runtime.remove_container(&self.pod, &run.name, &run.id).await;
-            if let Err(error) = removed {
-                debug!(pod = describe(&self.pod), name, id = run.id, %error, "old run not removed");
-            }
-        }
-        let after = seen();
-        for old in after.sandboxes.iter().skip(1) {
-            if after.containers.iter().any(|run| run.sandbox_id == old.id) {
-                continue;
-            }
-            if let Err(error) = self.tools.runtime.remove_sandbox(self.uid(), &old.id).await {
-                debug!(pod = describe(&self.pod), id = old.id, %error, "old sandbox not removed");
-            }
-        }
     }
 }
 

@@ -122,13 +122,7 @@ impl Task {
     async fn remove(&mut self) -> Result<(), Error> {
         let observed = self.observed.borrow_and_update().clone();
         let (tools, pod) = (&self.tools, &self.pod);
-        try_join_all(
-            observed
-                .containers
-                .iter()
-                .map(|run| tools.runtime.remove_container(pod, &run.name, &run.id)),
-        )
-        .await?;
+        tools.runtime.remove_containers(&observed).await?;
         let sandboxes = observed.sandboxes.iter();
         try_join_all(
             sandboxes.map(|sandbox| tools.runtime.remove_sandbox(spec::uid(pod), &sandbox.id)),

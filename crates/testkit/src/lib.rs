@@ -12,6 +12,7 @@ mod cgroup;
 mod command;
 mod containerd;
 mod daemon;
+mod disk;
 mod egress;
 mod error;
 pub mod fakecri;
