@@ -1,14 +1,15 @@
 #!/bin/sh
-# Runs the cases of `cases` in the guest. usage: test.sh IMAGE_DIR BIN_DIR
-# BIN_DIR has the programs, built before; the tests are built here.
+# Runs the cases in the guest. usage: test.sh IMAGE_DIR BIN_DIR
+# BIN_DIR has the programs, built before; the tests are built here. VM_CASES: a list of one's own.
 set -eu
 image=$1 bin=$2
 here=$(dirname "$0")
+cases=${VM_CASES:-$here/cases}
 payload=$(mktemp -d)
 trap 'rm -rf "$payload"' EXIT
 trap 'exit 1' INT TERM
 
-programs=$(sed -n 's/^ *cases [^ ]* \([a-z_]*\).*/\1/p' "$here/cases" | sort -u)
+programs=$(sed -n 's/^ *cases [^ ]* \([a-z_]*\).*/\1/p' "$cases" | sort -u)
 # As `make test` builds them, so that nothing is compiled twice.
 # shellcheck disable=SC2046 # words
 cargo test --workspace --no-run --message-format=json $(printf -- '--test %s\n' $programs) >"$payload/built"
@@ -21,6 +22,7 @@ for program in $programs; do
     strip -o "$payload/tests/$program" "$built"
 done
 rm "$payload/built"
-cp -r "$here/node" "$here/cases" "$here/../../systemd/longshore.service" "$payload"
+cp "$cases" "$payload/cases"
+cp -r "$here/node" "$here/../../systemd/longshore.service" "$payload"
 install -m 755 "$here/payload.sh" "$payload/run.sh"
 "$here/run.sh" "$image" "$payload"

@@ -40,14 +40,16 @@ pub async fn watch(recorder: Recorder, node_name: String) {
 }
 
 /// Open a log at its end: what is in it was told before, or happened before the node was there.
-fn open(path: &Path) -> io::Result<AsyncFd<File>> {
-    let mut file = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
-    file.seek(SeekFrom::End(0))?;
-    Ok(AsyncFd::register_with_interest(file, Interest::READABLE)?)
+fn open(path: &Path) -> io::Result<File> {
+    let mut log = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    log.seek(SeekFrom::End(0))?;
+    Ok(log)
 }
 
 /// Each read of the log gives one record.
-async fn follow(log: AsyncFd<File>, mut tell: impl FnMut(SystemKill)) -> io::Result<()> {
+#[allow(deprecated, reason = "its successor is the same and unsafe, for other types than File")]
+async fn follow(log: File, mut tell: impl FnMut(SystemKill)) -> io::Result<()> {
+    let log = AsyncFd::try_with_interest(log, Interest::READABLE)?;
     let mut records = KernelLog::default();
     let mut record = vec![0; LONGEST_RECORD];
     loop {
