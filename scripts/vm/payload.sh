@@ -31,7 +31,7 @@ cases() {
     echo "vm: $program, driver $driver"
     start=$(date +%s)
     # shellcheck disable=SC2086 # one word or none
-    LONGSHORE_CGROUP_DRIVER=$driver "tests/$program" --include-ignored --test-threads=1 $exact "$@" ||
+    LONGSHORE_CGROUP_DRIVER=$driver "tests/$program" --include-ignored --color=never --test-threads=1 $exact "$@" ||
         failed="$failed $driver/$program"
     echo "vm: $program, driver $driver: $(($(date +%s) - start)) s"
 }
