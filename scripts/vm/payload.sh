@@ -1,7 +1,7 @@
 #!/bin/sh
 # The payload's run.sh, in the guest: installs Longshore as on a node, and runs the cases.
 set -eu
-export LONGSHORE_BIN_DIR="$PWD/bin" RUST_BACKTRACE=0
+export LONGSHORE_BIN_DIR="$PWD/bin" LONGSHORE_SLOWNESS=5
 
 install -m 755 bin/longshore /usr/bin/longshore
 install -m 644 longshore.service /etc/systemd/system/longshore.service
