@@ -26,6 +26,7 @@ use crate::handlers::Handlers;
 use crate::health;
 use crate::objects::Objects;
 use crate::observe::{self, Observer};
+use crate::oom;
 use crate::probes::Probes;
 use crate::registration::{self, Machine, Registration};
 use crate::resources;
@@ -33,10 +34,11 @@ use crate::resources::allocation::{self, Allocation};
 use crate::resources::managers::{self, Managers};
 use crate::run_once::{self, Complaints};
 use crate::runtime::{Announcer, Parts, PodRuntime, Settings, UserNamespaceError};
-use crate::server::{Server, ServerError};
+use crate::server::{Host, Server, ServerError};
 use crate::services::Services;
 use crate::sources::{self, Source, Update};
 use crate::status::StatusWriter;
+use crate::systemd::{self, Watchdog};
 use crate::view::View;
 use crate::volumes::Volumes;
 use crate::worker::{Ender, Places, Pool, Tools};
@@ -81,6 +83,9 @@ pub enum Error {
     /// What was given to pods cannot be read back.
     #[error(transparent)]
     Allocation(#[from] allocation::Error),
+    /// The watchdog of the unit cannot be answered.
+    #[error(transparent)]
+    Watchdog(#[from] systemd::Error),
     /// A directory cannot be made.
     #[error("{path}: {source}", path = .path.display())]
     Directory {
@@ -94,6 +99,7 @@ pub enum Error {
 /// Run a node until told to stop, or once. Containers go on running after it.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let config = Arc::new(config);
+    let watchdog = Watchdog::from_env()?;
     let mut rooms = Rooms { tasks: JoinSet::new(), stop: stop.clone() };
 
     // the runtime: one that speaks no CRI v1 is refused, one that is away is waited for
@@ -269,6 +275,11 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     if !once {
         let view = View::new(desired.clone(), status.clone(), observer, pool.pulse());
         let view = Arc::new(view);
+        if let Some(watchdog) = watchdog {
+            let view = Arc::clone(&view);
+            rooms.open(watchdog.answer(move || view.healthy()));
+        }
+        rooms.open(oom::watch(recorder.clone(), config.node_name.clone()));
         let server = Server::bind(&config, &addresses, client.as_ref(), view, runtime).await?;
         rooms.open(server.run());
     }
@@ -280,7 +291,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         "Starting",
         "Starting kubelet.",
     );
-    notify_ready();
+    systemd::notify_ready();
     info!(node = config.node_name, version = KUBERNETES_VERSION, "node runs");
 
     let url = &config.kubelet.static_pod_url;
@@ -446,14 +457,4 @@ fn limit_open_files(wanted: i64) {
 fn make_dir(path: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(path)
         .map_err(|source| Error::Directory { path: path.to_owned(), source })
-}
-
-/// Tell systemd, if it is listening, that the node is up.
-fn notify_ready() {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let sent = std::os::unix::net::UnixDatagram::unbound()
-        .and_then(|socket| socket.send_to(b"READY=1", Path::new(&path)));
-    if let Err(error) = sent {
-        warn!(%error, "systemd was not told that the node is ready");
-    }
 }

@@ -30,6 +30,7 @@ mod traces;
 mod wait;
 
 pub use apiserver::Apiserver;
+pub use cgroup::CgroupDriver;
 pub use command::program;
 pub use daemon::Daemon;
 pub use error::{Error, Result};
