@@ -7,6 +7,7 @@
 mod act;
 mod end;
 mod ender;
+mod enter;
 mod place;
 mod pool;
 mod steps;

@@ -11,7 +11,7 @@ use longshore_pod::observed::ObservedPod;
 use longshore_pod::plan::BackoffKey;
 use longshore_pod::probes::ProbeResults;
 use longshore_pod::status::{self, Context, Verdict};
-use longshore_pod::{Timestamp, admission, spec};
+use longshore_pod::{Timestamp, spec};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::debug;
@@ -45,7 +45,7 @@ pub(super) struct Task {
     /// What it holds on the node, until nothing of it runs any more.
     pub(super) seat: Option<Seat>,
     /// Why it was not let in when that was asked.
-    refusal: Option<Refusal>,
+    pub(super) refusal: Option<Refusal>,
     /// Whether it was not even let in.
     pub(super) refused: bool,
     /// The status told last.
@@ -158,48 +158,6 @@ impl Task {
                 self.wait(wake_at).await;
             }
         }
-    }
-
-    /// Ask for a seat. What the node once took in stays, whatever it would say now.
-    pub(super) fn admit(&mut self) {
-        let ends = self.take_order().is_some();
-        let is_known = !ends && admission::was_admitted(&self.pod);
-        if is_known || !self.observed.borrow().is_gone() {
-            self.seat = Some(self.tools.admission.keep(&self.pod));
-        } else if !ends {
-            match self.tools.admission.admit(&self.pod) {
-                Ok(seat) => self.seat = Some(seat),
-                Err(refusal) => self.refusal = Some(refusal),
-            }
-        }
-    }
-
-    /// Wait until the pod may take its seat. What is not taken in ends before anything is done for
-    /// it.
-    async fn enter(&mut self) {
-        if let Some(refusal) = self.refusal.take() {
-            match self.tools.admission.admit_anew(&self.pod, refusal).await {
-                Ok(seat) => self.seat = Some(seat),
-                Err(verdict) => self.refuse(&verdict),
-            }
-        }
-        let Some(mut way) = self.seat.as_mut().and_then(Seat::way) else { return };
-        loop {
-            tokio::select! {
-                () = way.cleared() => return,
-                changed = self.order.changed() => {
-                    if changed.is_err() || self.take_order().is_some() {
-                        return;
-                    }
-                }
-            }
-        }
-    }
-
-    fn refuse(&mut self, verdict: &Verdict) {
-        self.tools.announcer.pod(&self.pod, true, &verdict.reason, &verdict.message);
-        self.told = status::rejected(&self.pod, verdict, Timestamp::now());
-        self.refused = true;
     }
 
     /// Take in the newest order. Tells whether it ends the pod: how fast, and why.
