@@ -188,7 +188,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         let registration =
             Registration::new(config.clone(), client.clone(), recorder.clone(), inputs);
         let node = registration.node();
-        told = Some((node.clone(), kube::Api::all(client.clone())));
+        let api = kube::Api::all(client.clone());
+        told = Some(admission::Told { node: node.clone(), api });
         let name = config.node_name.clone();
         rooms.open(sources::watch_pods(client.clone(), name, node.clone(), updates));
         rooms.open(registration.run());

@@ -41,14 +41,23 @@ pub struct Sources {
     pub abilities: Abilities,
     /// The node as it registers itself; the truth for as long as no other is told.
     pub own: Node,
-    /// The node as the apiserver tells it, and where it is asked for anew; `None`: there is none.
-    pub told: Option<(watch::Receiver<Option<Arc<Node>>>, Api<Node>)>,
+    /// The node as the apiserver tells it; `None`: there is none.
+    pub told: Option<Told>,
     /// What the node is short of.
     pub pressure: watch::Receiver<NodePressure>,
     /// Events about pods that have to make way.
     pub announcer: Announcer,
     /// Ends them.
     pub ender: Ender,
+}
+
+/// What the apiserver says of the node.
+#[derive(Debug)]
+pub struct Told {
+    /// Its object, if there is one.
+    pub node: watch::Receiver<Option<Arc<Node>>>,
+    /// Where that is asked for anew.
+    pub api: Api<Node>,
 }
 
 /// Decides about pods. Cheap to clone.
@@ -109,16 +118,15 @@ impl Admission {
     /// Decide about a new pod. Who is taken in holds a seat from now on, and has to wait for
     /// [`Seat::way`] to be clear before it uses it.
     pub fn admit(&self, pod: &Pod) -> Result<Seat, Refusal> {
-        let sources = &self.shared.sources;
-        let told = sources.told.as_ref().and_then(|(node, _)| node.borrow().clone());
-        self.admit_to(pod, told.as_deref().unwrap_or(&sources.own))
+        let told = self.told();
+        self.admit_to(pod, told.as_deref().unwrap_or(&self.shared.sources.own))
     }
 
     /// Decide once more about a pod that only labels keep out, by the labels of this moment: who
     /// has set them may have been faster than our watch of the node. Counts the refusal.
     pub async fn admit_anew(&self, pod: &Pod, refusal: Refusal) -> Result<Seat, Verdict> {
         let outcome = match &self.shared.sources.told {
-            Some((_, api)) if refusal.by_labels => {
+            Some(Told { api, .. }) if refusal.by_labels => {
                 let name = self.shared.sources.own.metadata.name.as_deref().unwrap_or_default();
                 match timeout(NODE, api.get(name)).await {
                     Ok(Ok(node)) => self.admit_to(pod, &node),
@@ -149,8 +157,7 @@ impl Admission {
     /// entered with that, and with what it has until then if that is more: ask again when it has
     /// changed. Nobody has to make way for it.
     pub fn resize(&self, pod: &Pod) -> Result<(), Verdict> {
-        let sources = &self.shared.sources;
-        let told = sources.told.as_ref().and_then(|(node, _)| node.borrow().clone());
+        let (own, told) = (&self.shared.sources.own, self.told());
         let mut state = self.state();
         let uid = spec::uid(pod);
         let ticket = state.pods.iter().find(|(_, known)| known.uid == uid).map(|(at, _)| *at);
@@ -159,7 +166,7 @@ impl Admission {
         else {
             return Ok(());
         };
-        let node = NodeView::new(told.as_deref().unwrap_or(&sources.own), &sources.own);
+        let node = NodeView::new(told.as_deref().unwrap_or(own), own);
         let verdict = rules::refuses_resize(pod, &self.terms(&node, &state.ledger));
         let seat = if verdict.is_none() { rules::Seat::resized(pod) } else { before };
         state.ledger.put(ticket, seat);
@@ -181,6 +188,10 @@ impl Admission {
     /// What was decided so far.
     pub fn counts(&self) -> Counts {
         self.state().counts.clone()
+    }
+
+    fn told(&self) -> Option<Arc<Node>> {
+        self.shared.sources.told.as_ref().and_then(|told| told.node.borrow().clone())
     }
 
     fn terms<'a>(&'a self, node: &'a NodeView<'a>, ledger: &'a Ledger) -> Terms<'a> {
