@@ -232,6 +232,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         pressure,
         announcer: announcer.clone(),
         ender: ender.clone(),
+        managers: managers.clone(),
     });
     let given = allocation::Parts {
         desired: desired.clone(),
@@ -269,7 +270,6 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         max_restart_delay: max_restart_delay(&config),
         gates: pod_gates(&config),
         places: Places::default(),
-        managers,
         admission,
     });
     let pool = Pool::new(tools, desired.clone(), ender);

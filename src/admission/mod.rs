@@ -3,7 +3,7 @@
 //! a critical pod gets the seats of others, whose workers are asked to end them. Workers ask
 //! before they do anything for a pod; a pod that was taken in before is only entered.
 //!
-//! Current limitations: nothing is asked of topology, devices or a shutdown.
+//! Current limitations: nothing is asked of devices or a shutdown.
 
 mod abilities;
 mod seat;
@@ -28,6 +28,7 @@ use tracing::{debug, info};
 pub use abilities::abilities;
 pub use seat::{Seat, Way};
 
+use crate::resources::managers::Managers;
 use crate::runtime::Announcer;
 use crate::worker::{End, Ender};
 
@@ -49,6 +50,9 @@ pub struct Sources {
     pub announcer: Announcer,
     /// Ends them.
     pub ender: Ender,
+    /// Who gives pods CPUs and memory of their own. What a pod got that is refused for something
+    /// else, its worker gives back.
+    pub managers: Managers,
 }
 
 /// What the apiserver says of the node.
@@ -136,19 +140,15 @@ impl Admission {
             _ => Err(refusal),
         };
         outcome.map_err(|refusal| {
-            self.count(&refusal.verdict);
+            let reason = rules::counted_reason(&refusal.verdict.reason).to_owned();
+            *self.state().counts.rejections.entry(reason).or_default() += 1;
             refusal.verdict
         })
     }
 
-    /// Count a pod that was refused.
-    pub fn count(&self, verdict: &Verdict) {
-        let reason = rules::counted_reason(&verdict.reason).to_owned();
-        *self.state().counts.rejections.entry(reason).or_default() += 1;
-    }
-
     /// Enter a pod that has been taken in before, whatever the node would say now.
     pub fn keep(&self, pod: &Pod) -> Seat {
+        self.shared.sources.managers.adopt(pod);
         let ticket = self.state().enter(pod);
         Seat::new(self.shared.clone(), ticket, None)
     }
@@ -203,7 +203,9 @@ impl Admission {
     fn admit_to(&self, pod: &Pod, node: &Node) -> Result<Seat, Refusal> {
         let node = NodeView::new(node, &self.shared.sources.own);
         let mut state = self.state();
-        let (victims, waits) = match rules::decide(pod, &self.terms(&node, &state.ledger)) {
+        let managers = |pod: &Pod| self.shared.sources.managers.admit(pod);
+        let decision = rules::decide(pod, &self.terms(&node, &state.ledger), managers);
+        let (victims, waits) = match decision {
             Decision::Admit { victims, waits } => (victims, waits),
             Decision::Refuse { verdict, by_labels } => return Err(Refusal { verdict, by_labels }),
         };

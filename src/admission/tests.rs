@@ -32,6 +32,7 @@ fn admission(pressure: NodePressure) -> Admission {
         pressure: watch::channel(pressure).1,
         announcer: Announcer::new(recorder),
         ender: Ender::default(),
+        managers: Managers::default(),
     })
 }
 

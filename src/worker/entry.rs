@@ -24,7 +24,6 @@ impl Task {
         let is_known = !ends && admission::was_admitted(&self.pod);
         if is_known || !self.observed.borrow().is_gone() {
             self.seat = Some(self.tools.admission.keep(&self.pod));
-            self.tools.managers.adopt(&self.pod);
             if !ends {
                 self.hold();
             }
@@ -51,17 +50,8 @@ impl Task {
                 }
             }
         }
-        if !self.way_is_clear().await {
-            return;
-        }
-        // What was held by pods that made way is free by now.
-        match self.tools.managers.admit(&self.pod) {
-            Ok(()) => self.hold(),
-            Err(verdict) => {
-                self.tools.admission.count(&verdict);
-                self.seat = None;
-                self.refuse(&verdict);
-            }
+        if self.way_is_clear().await {
+            self.hold();
         }
     }
 

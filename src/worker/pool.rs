@@ -24,7 +24,6 @@ use crate::desired::{Change, Desired};
 use crate::observe::Observer;
 use crate::probes::Probes;
 use crate::resources::allocation::Allocation;
-use crate::resources::managers::Managers;
 use crate::runtime::{Announcer, PodRuntime, Settings};
 use crate::status::StatusWriter;
 use crate::volumes::Volumes;
@@ -60,8 +59,6 @@ pub struct Tools {
     pub places: Places,
     /// What pods have been given.
     pub allocation: Allocation,
-    /// What containers have for themselves.
-    pub managers: Managers,
     /// What decides whether a pod is taken in.
     pub admission: Admission,
 }

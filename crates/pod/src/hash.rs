@@ -6,9 +6,7 @@
 use std::fmt::Write;
 
 use k8s_openapi::api::core::v1::Container;
-
-const FNV_OFFSET: u32 = 0x811c_9dc5;
-const FNV_PRIME: u32 = 0x0100_0193;
+use longshore_godump::Fnv32a;
 
 /// 32-bit FNV-1a over the printed form of the JSON of name and image, as upstream computes it.
 pub fn container_hash(container: &Container) -> u64 {
@@ -17,19 +15,15 @@ pub fn container_hash(container: &Container) -> u64 {
         "name": container.name,
     });
     // Upstream hashes the printed byte slice, its type in front, and not the bytes themselves.
-    let mut printed = String::from("([]uint8)[");
+    let mut hasher = Fnv32a::default();
+    hasher.update(b"([]uint8)[");
     for (index, byte) in fields.to_string().bytes().enumerate() {
         let separator = if index == 0 { "" } else { " " };
-        // Writing to a String cannot fail.
-        let _ = write!(printed, "{separator}{byte}");
+        // Writing to a hasher cannot fail.
+        let _ = write!(hasher, "{separator}{byte}");
     }
-    printed.push(']');
-    u64::from(fnv1a(printed.as_bytes()))
-}
-
-/// 32-bit FNV-1a.
-pub fn fnv1a(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(FNV_OFFSET, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(FNV_PRIME))
+    hasher.update(b"]");
+    u64::from(hasher.finish())
 }
 
 #[cfg(test)]

@@ -61,14 +61,20 @@ pub struct Terms<'a> {
 }
 
 /// Decide about a new pod, in upstream's order: the first thing that speaks against it is told.
+/// `managers` say whether it can have CPUs and memory for itself, and are asked in their turn.
 /// Nobody has to make way for a pod that is refused all the same.
-pub fn decide(pod: &Pod, terms: &Terms<'_>) -> Decision {
+pub fn decide(
+    pod: &Pod,
+    terms: &Terms<'_>,
+    managers: impl FnOnce(&Pod) -> Result<(), Verdict>,
+) -> Decision {
     let refuse = |verdict| Decision::Refuse { verdict, by_labels: false };
     let Some(pod_spec) = &pod.spec else {
         return Decision::Admit { victims: vec![], waits: false };
     };
     let first = pressure::refuses(pod, terms.pressure, terms.abilities.toleration_comparisons)
-        .or_else(|| terms.abilities.refuses_first(pod, pod_spec));
+        .or_else(|| terms.abilities.refuses_first(pod, pod_spec))
+        .or_else(|| managers(pod).err());
     if let Some(verdict) = first {
         return refuse(verdict);
     }

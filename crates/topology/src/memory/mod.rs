@@ -25,12 +25,18 @@ pub const MEMORY: &str = "memory";
 /// Bytes that are kept from pods, by node and resource.
 pub type Reserved = BTreeMap<u32, Amounts>;
 
+/// With more nodes there are too many sets of them to look at for every container.
+const MOST_NODES: usize = 16;
+
 /// Why the policy cannot be had on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
     /// No memory is reserved at all.
     #[error("the Static policy requires memory to be reserved for the system")]
     NothingReserved,
+    /// Looking at all sets of so many nodes would never end.
+    #[error("{0} NUMA nodes are more than the {MOST_NODES} that the Static policy can deal with")]
+    TooManyNodes(usize),
     /// Memory is reserved on a node that is not there.
     #[error(
         "the reserved memory configuration references a NUMA node {0} that does not exist on this machine"
@@ -87,6 +93,9 @@ impl Policy {
     /// # Errors
     /// When the two do not agree, or the reservations do not suit the machine.
     pub fn new(nodes: &[Node], reserved: &Reserved, wanted: &Amounts) -> Result<Self, PolicyError> {
+        if nodes.len() > MOST_NODES {
+            return Err(PolicyError::TooManyNodes(nodes.len()));
+        }
         validate::reserved(nodes, reserved, wanted)?;
         let empty: BTreeMap<u32, NodeState> =
             nodes.iter().map(|node| (node.id, empty(node, reserved.get(&node.id)))).collect();

@@ -39,6 +39,9 @@ fn reservations_must_add_up() {
     let sum = PolicyError::Sum { resource: MEMORY.to_owned(), reserved: 10, wanted: 30 };
     assert_eq!(new(&[(0, 10)], 30), Err(sum));
     assert!(new(&[], 30).is_err());
+    let many = fixture::machine("17,17,17,1,17,0", 1000, 0);
+    let new = Policy::new(&many.nodes, &[(0, amounts(1))].into(), &amounts(1));
+    assert_eq!(new.map(|_| ()), Err(PolicyError::TooManyNodes(17)));
 }
 
 #[test]

@@ -10,7 +10,7 @@ fn verdict(pod: &Pod, abilities: &Abilities) -> Option<(String, String)> {
     let node = super::node_with(json!({}), json!([]));
     let view = NodeView::new(&node, &node);
     let (ledger, pressure) = (Ledger::default(), NodePressure::default());
-    match decide(pod, &Terms { abilities, node: &view, ledger: &ledger, pressure }) {
+    match decide(pod, &Terms { abilities, node: &view, ledger: &ledger, pressure }, |_| Ok(())) {
         Decision::Admit { .. } => None,
         Decision::Refuse { verdict, .. } => Some((verdict.reason, verdict.message)),
     }

@@ -67,7 +67,7 @@ fn made_static(pod: Pod) -> Pod {
 
 fn decide_on(pod: &Pod, node: &Node, ledger: &Ledger, pressure: NodePressure) -> Decision {
     let view = NodeView::new(node, node);
-    decide(pod, &Terms { abilities: &abilities(), node: &view, ledger, pressure })
+    decide(pod, &Terms { abilities: &abilities(), node: &view, ledger, pressure }, |_| Ok(()))
 }
 
 /// Reason and message of the refusal, if it is one.
