@@ -39,7 +39,7 @@ pub fn amounts(pod_spec: &PodSpec, container: &Container) -> Amounts {
 }
 
 /// What a pod asks for as a whole, without the overhead of its sandbox.
-fn pod_amounts(pod_spec: &PodSpec) -> Amounts {
+pub(super) fn pod_amounts(pod_spec: &PodSpec) -> Amounts {
     let (requests, limits) =
         (pod_resources::net_requests(pod_spec), pod_resources::net_limits(pod_spec));
     Amounts {
@@ -59,7 +59,8 @@ pub fn container(
     let mut resources = linux(settings, amounts(pod_spec, container));
     resources.oom_score_adj = qos::oom_score_adj(pod, container, settings.memory_capacity);
     let of_pod = pod_spec.resources.as_ref().and_then(|resources| resources.limits.as_ref());
-    resources.hugepage_limits = hugepage_limits(&hugepages::SIZES, [of_pod, qos::limits(container)]);
+    resources.hugepage_limits =
+        hugepage_limits(&hugepages::SIZES, [of_pod, qos::limits(container)]);
     settings.swap.apply(pod, container, &mut resources);
     if let Some(memory_qos) = &settings.memory_qos {
         memory_qos.apply(pod, container, &mut resources.unified);

@@ -11,7 +11,7 @@ use longshore_pod::observed::ObservedPod;
 use longshore_pod::plan::BackoffKey;
 use longshore_pod::probes::ProbeResults;
 use longshore_pod::status::{self, Context, Verdict};
-use longshore_pod::{Timestamp, admission, spec};
+use longshore_pod::{Timestamp, spec};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::debug;

@@ -39,6 +39,7 @@ fn run(id: &str, name: &str, sandbox: &str, age: i64, state: State) -> Container
         log_path: String::new(),
         user: None,
         stop_signal: None,
+        resources: None,
         state,
     }
 }

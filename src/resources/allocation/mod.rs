@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use longshore_pod::resize::{self, Pending, PodResources, Rank, Rules};
 use longshore_pod::spec::{self, Gates};
 use longshore_pod::{Timestamp, status};

@@ -1,9 +1,8 @@
 //! Whether a pod can be given the resources that it asks for now, and which pod's turn it is.
 
 use std::cmp::Reverse;
-use std::fmt;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::jiff::Timestamp;
 
 use super::same;
@@ -81,6 +80,14 @@ fn has_swap(pod: &Pod, container: &Container) -> bool {
 
 const CRITICAL: i32 = 2_000_000_000;
 
+type Count = fn(&List) -> i64;
+
+/// The resources that a resize can change, and how they are counted.
+const COUNTED: [Count; 2] = [
+    |list| i64::try_from(qos::milli_of(Some(list), "cpu")).unwrap_or(i64::MAX),
+    |list| qos::units_of(Some(list), "memory"),
+];
+
 /// A pod's place among those that wait to be resized; the least is the first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank {
@@ -98,7 +105,7 @@ impl Rank {
         let of = |pod: &Pod| pod.spec.as_ref().map(requests).unwrap_or_default();
         let (asks, has) = (of(pod), of(allotted));
         Self {
-            increases: COUNTED.iter().any(|(_, count)| count(&asks) > count(&has)),
+            increases: COUNTED.iter().any(|count| count(&asks) > count(&has)),
             priority: Reverse(pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0)),
             burstable: qos::class(pod) != QosClass::Guaranteed,
             since: since.unwrap_or(Timestamp::MAX),
