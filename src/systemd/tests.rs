@@ -8,7 +8,7 @@ use super::*;
 #[test]
 fn the_limit_is_read_as_systemd_sets_it() {
     let seconds = |seconds| Some(Duration::from_secs(seconds));
-    let table: [(Option<&str>, Option<&str>, Result<Option<Duration>, &str>); 12] = [
+    let table = [
         (None, None, Ok(None)),
         (Some(""), Some("7"), Ok(None)),
         (Some("30000000"), None, Ok(seconds(30))),
