@@ -86,9 +86,7 @@ pub async fn start(
         true => allocatable::usable(&capacity, &config.reserved),
         false => capacity,
     };
-    // systemd takes away controllers that it does not know to be in use, unless a unit names them.
-    let cpus = (driver == Driver::Systemd && cgroups.is_unified()).then(online_cpus).flatten();
-    let limits = Limits { cpus, ..allocatable::limits(&amounts) };
+    let limits = allocatable::limits(&amounts);
     Ok((cgroups.clone(), enforce(cgroups, limits, told)))
 }
 
@@ -197,9 +195,4 @@ async fn enforce(cgroups: Cgroups, limits: Limits, told: Told) {
         tokio::time::sleep(RETRY).await;
     }
     told.normal(ENFORCED, "Updated Node Allocatable limit across pods");
-}
-
-fn online_cpus() -> Option<String> {
-    let list = std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
-    Some(list.trim().to_owned())
 }
