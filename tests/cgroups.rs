@@ -29,7 +29,8 @@ struct Group(Vec<String>);
 
 impl Group {
     fn of(host: &Host, parts: &[&str]) -> Self {
-        let parts = [&[host.name().as_str(), "kubepods"], parts].concat();
+        let name = host.name();
+        let parts = [&[name.as_str(), "kubepods"], parts].concat();
         let mut group = Vec::new();
         for (at, part) in parts.iter().enumerate() {
             match systemd() {
