@@ -26,7 +26,8 @@ pub(super) fn faults(settings: &KubeletConfiguration, gates: &FeatureGates) -> V
     let memory = &settings.memory_reservation_policy;
     if memory == "TieredReservation" && !gates.enabled("MemoryQoS") {
         faults.push(
-            "memoryReservationPolicy: TieredReservation needs the feature gate MemoryQoS".to_owned(),
+            "memoryReservationPolicy: TieredReservation needs the feature gate MemoryQoS"
+                .to_owned(),
         );
     }
     faults

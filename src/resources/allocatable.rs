@@ -20,9 +20,9 @@ pub fn capacity(machine: &Machine, disk: Option<u64>) -> Amounts {
     ]);
     capacity.extend(disk.map(|disk| ("ephemeral-storage".to_owned(), whole(disk))));
     let pages = machine.hugepages.iter();
-    capacity.extend(pages.map(|(size, count)| {
-        (hugepages::resource(*size), whole(size.saturating_mul(*count)))
-    }));
+    capacity.extend(
+        pages.map(|(size, count)| (hugepages::resource(*size), whole(size.saturating_mul(*count)))),
+    );
     capacity
 }
 
@@ -43,9 +43,7 @@ pub fn allocatable(capacity: &Amounts, reserved: &Reserved) -> Amounts {
 /// What of a capacity pods may use: as long as it is there, what is kept for eviction too.
 pub fn usable(capacity: &Amounts, reserved: &Reserved) -> Amounts {
     let amounts = capacity.iter();
-    amounts
-        .map(|(name, amount)| (name.clone(), (amount - reserved.held(name)).max(0)))
-        .collect()
+    amounts.map(|(name, amount)| (name.clone(), (amount - reserved.held(name)).max(0))).collect()
 }
 
 /// Whether more is held back of something than there is: a fault for each.
@@ -147,7 +145,10 @@ mod tests {
         assert_eq!((ask["cpu"], use_["cpu"]), (3250, 3250));
         // Huge pages are memory that is taken already.
         assert_eq!((ask["memory"], use_["memory"]), (5 * GIB * 1000, 13 * GIB / 2 * 1000));
-        assert_eq!((ask["ephemeral-storage"], use_["ephemeral-storage"]), (80 * GIB * 1000, 90 * GIB * 1000));
+        assert_eq!(
+            (ask["ephemeral-storage"], use_["ephemeral-storage"]),
+            (80 * GIB * 1000, 90 * GIB * 1000)
+        );
         assert_eq!(ask["hugepages-2Mi"], GIB * 1000);
         assert!(faults(&machine(), &reserved).is_empty());
         let limits = limits(&use_);

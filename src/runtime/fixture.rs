@@ -37,7 +37,8 @@ pub(super) fn settings(dir: &Path) -> Settings {
         swap: Swap::default(),
         memory_qos: None,
         // Nothing is made where there are no levels, so nothing is waited for.
-        cgroups: futures::executor::block_on(Cgroups::setup(Driver::Cgroupfs, "/", policy())).unwrap(),
+        cgroups: futures::executor::block_on(Cgroups::setup(Driver::Cgroupfs, "/", policy()))
+            .unwrap(),
     }
 }
 

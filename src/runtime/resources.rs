@@ -59,7 +59,8 @@ pub fn container(
     let mut resources = linux(settings, amounts(pod_spec, container));
     resources.oom_score_adj = qos::oom_score_adj(pod, container, settings.memory_capacity);
     let of_pod = pod_spec.resources.as_ref().and_then(|resources| resources.limits.as_ref());
-    resources.hugepage_limits = hugepage_limits(&hugepages::SIZES, [of_pod, qos::limits(container)]);
+    resources.hugepage_limits =
+        hugepage_limits(&hugepages::SIZES, [of_pod, qos::limits(container)]);
     settings.swap.apply(pod, container, &mut resources);
     if let Some(memory_qos) = &settings.memory_qos {
         memory_qos.apply(pod, container, &mut resources.unified);

@@ -279,7 +279,8 @@ mod tests {
             (vec![sidecar(json!({"cpu": "1"})), none()], vec![one()], json!({}), true),
             (vec![none(), sidecar(json!({"cpu": "1"}))], vec![one()], json!({}), false),
         ] {
-            let spec = pod(json!({"initContainers": init, "containers": regular, "resources": own}));
+            let spec =
+                pod(json!({"initContainers": init, "containers": regular, "resources": own}));
             assert_eq!(is_limited(&spec, "cpu"), expected, "{spec:?}");
         }
     }

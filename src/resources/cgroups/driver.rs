@@ -104,7 +104,9 @@ mod tests {
     #[test]
     fn a_mismatch_says_what_to_change() {
         let text = Mismatch { configured: Driver::Systemd, runtime: Driver::Cgroupfs }.to_string();
-        for part in ["cgroupDriver: systemd", "set cgroupDriver to cgroupfs", "SystemdCgroup to true"] {
+        for part in
+            ["cgroupDriver: systemd", "set cgroupDriver to cgroupfs", "SystemdCgroup to true"]
+        {
             assert!(text.contains(part), "{text}");
         }
     }

@@ -8,9 +8,9 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::Error;
 use super::hierarchy::{Hierarchies, join};
 use super::limits::{Limits, Write};
-use super::Error;
 
 /// Controllers that are handed down on cgroup v2.
 const CONTROLLERS: [&str; 6] = ["cpu", "cpuset", "hugetlb", "io", "memory", "pids"];

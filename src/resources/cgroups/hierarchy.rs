@@ -51,7 +51,8 @@ impl Hierarchies {
                 trees: vec![Tree { root: PathBuf::from(MOUNT), controllers }],
             });
         }
-        let found = Self { unified: false, trees: v1_trees(&read(Path::new("/proc/self/mounts"))?) };
+        let found =
+            Self { unified: false, trees: v1_trees(&read(Path::new("/proc/self/mounts"))?) };
         let missing: Vec<&str> =
             NEEDED.into_iter().filter(|name| found.tree(name).is_none()).collect();
         match missing.is_empty() {
@@ -101,8 +102,20 @@ pub(super) fn join(root: &Path, path: &Path) -> PathBuf {
 /// runtimes work too.
 fn v1_trees(mounts: &str) -> Vec<Tree> {
     const KNOWN: [&str; 14] = [
-        "blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "hugetlb", "memory", "misc",
-        "net_cls", "net_prio", "perf_event", "pids", "rdma",
+        "blkio",
+        "cpu",
+        "cpuacct",
+        "cpuset",
+        "devices",
+        "freezer",
+        "hugetlb",
+        "memory",
+        "misc",
+        "net_cls",
+        "net_prio",
+        "perf_event",
+        "pids",
+        "rdma",
     ];
     let mut found: Vec<(Vec<&str>, Tree)> = Vec::new();
     for line in mounts.lines() {

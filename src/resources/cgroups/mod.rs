@@ -167,9 +167,9 @@ impl Cgroups {
         let fs = Fs { hierarchies: Hierarchies::of_machine()?, unbalanced: policy.exclusive_cpus };
         let systemd = match driver {
             Driver::Cgroupfs => None,
-            Driver::Systemd => {
-                Some(Systemd::connect().await.map_err(|error| Error::NoSystemd(error.to_string()))?)
-            }
+            Driver::Systemd => Some(
+                Systemd::connect().await.map_err(|error| Error::NoSystemd(error.to_string()))?,
+            ),
         };
         let root_field = |error: Error| error.of_field("cgroupRoot");
         let mut name = Name::of_path(root).map_err(root_field)?;

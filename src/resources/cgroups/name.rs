@@ -98,11 +98,7 @@ mod tests {
                 "/kubepods/burstable/pod1234-abcd-5678-efgh",
                 "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1234_abcd_5678_efgh.slice",
             ),
-            (
-                vec!["a-b", "kubepods"],
-                "/a-b/kubepods",
-                "/a_b.slice/a_b-kubepods.slice",
-            ),
+            (vec!["a-b", "kubepods"], "/a-b/kubepods", "/a_b.slice/a_b-kubepods.slice"),
         ] {
             let mut names = parts.iter();
             let name = names.try_fold(Name::default(), |name, part| name.child(part)).unwrap();

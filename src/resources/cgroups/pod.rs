@@ -151,7 +151,8 @@ mod tests {
 
     #[test]
     fn processes_and_memory_follow_the_policy() {
-        let policy = Policy { pod_pids: Some(100), protection: Some(Protection::Tiered), ..policy() };
+        let policy =
+            Policy { pod_pids: Some(100), protection: Some(Protection::Tiered), ..policy() };
         let both = json!({"cpu": "500m", "memory": "64Mi"});
         let guaranteed = of(json!({"containers": [container(both.clone(), both)]}), &policy);
         assert_eq!(guaranteed.pids, Some(Max::At(100)));

@@ -170,12 +170,9 @@ mod tests {
 
     #[test]
     fn memory_of_better_classes_is_kept_from_worse_ones() {
-        for (percent, allocatable, burstable, best_effort) in [
-            (100, 1000, 900, 850),
-            (50, 1000, 950, 925),
-            (0, 1000, 1000, 1000),
-            (100, 120, 20, 0),
-        ] {
+        for (percent, allocatable, burstable, best_effort) in
+            [(100, 1000, 900, 850), (50, 1000, 950, 925), (0, 1000, 1000, 1000), (100, 120, 20, 0)]
+        {
             let reserve = MemoryReserve { percent, allocatable: allocatable * MIB };
             let kept = levels(&some(), &Policy { memory_reserve: Some(reserve), ..policy() });
             let expected = [None, Some(burstable), Some(best_effort)];

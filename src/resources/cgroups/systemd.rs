@@ -203,11 +203,7 @@ async fn connect() -> Result<Connection, Error> {
     }
 }
 
-async fn request<B>(
-    connection: &Connection,
-    call: &'static str,
-    body: &B,
-) -> Result<Message, Error>
+async fn request<B>(connection: &Connection, call: &'static str, body: &B) -> Result<Message, Error>
 where
     B: serde::Serialize + zbus::DynamicType,
 {
