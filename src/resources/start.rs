@@ -45,14 +45,8 @@ pub enum Error {
     #[error(transparent)]
     Cgroup(#[from] cgroups::Error),
     /// What is reserved cannot be enforced on its cgroup.
-    #[error("{message}")]
-    Enforce {
-        /// What failed, on which cgroup.
-        message: String,
-        /// The cause.
-        #[source]
-        source: cgroups::Error,
-    },
+    #[error("{0}")]
+    Enforce(String),
 }
 
 /// Set up the cgroups of pods. The future enforces what all pods together may use, as soon as the
@@ -86,9 +80,7 @@ pub async fn start(
         true => allocatable::usable(&capacity, &config.reserved),
         false => capacity,
     };
-    // systemd takes away controllers that it does not know to be in use, unless a unit names them.
-    let cpus = (driver == Driver::Systemd && cgroups.is_unified()).then(online_cpus).flatten();
-    let limits = Limits { cpus, ..allocatable::limits(&amounts) };
+    let limits = allocatable::limits(&amounts);
     Ok((cgroups.clone(), enforce(cgroups, limits, told)))
 }
 
@@ -148,20 +140,15 @@ async fn enforce_reserved(config: &Config, cgroups: &Cgroups, told: &Told) -> Re
     let (system, kube) = (&kubelet.system_reserved_cgroup, &kubelet.kube_reserved_cgroup);
     let protects = config.gates.enabled("MemoryQoS");
     for level in &kubelet.enforce_node_allocatable {
-        let (field, cgroup, owner, amounts) = match level.strip_suffix("-compressible") {
-            None if level == "system-reserved" => {
+        let whole = level.strip_suffix("-compressible");
+        let (field, cgroup, owner, amounts) = match whole.unwrap_or(level) {
+            "system-reserved" => {
                 ("systemReservedCgroup", system, "System", config.reserved.system())
             }
-            Some("system-reserved") => {
-                ("systemReservedCgroup", system, "System", config.reserved.system())
-            }
-            None if level == "kube-reserved" => {
-                ("kubeReservedCgroup", kube, "Kube", config.reserved.kube())
-            }
-            Some("kube-reserved") => ("kubeReservedCgroup", kube, "Kube", config.reserved.kube()),
+            "kube-reserved" => ("kubeReservedCgroup", kube, "Kube", config.reserved.kube()),
             _ => continue,
         };
-        let compressible = level.ends_with("-compressible");
+        let compressible = whole.is_some();
         let limits = match compressible {
             true => allocatable::compressible(amounts),
             false => {
@@ -173,14 +160,14 @@ async fn enforce_reserved(config: &Config, cgroups: &Cgroups, told: &Told) -> Re
                 Limits { memory_min, ..limits }
             }
         };
-        if let Err(source) = cgroups.limit_existing(cgroup, limits).await {
-            let source = source.of_field(field);
+        if let Err(error) = cgroups.limit_existing(cgroup, limits).await {
+            let why = error.of_field(field);
             let kind = if compressible { " Compressible" } else { "" };
             let message = format!(
-                "Failed to enforce {owner} Reserved{kind} Cgroup Limits on {cgroup:?}: {source}"
+                "Failed to enforce {owner} Reserved{kind} Cgroup Limits on {cgroup:?}: {why}"
             );
             told.warning(NOT_ENFORCED, &message);
-            return Err(Error::Enforce { message, source });
+            return Err(Error::Enforce(message));
         }
         let message =
             format!("Updated limits on {} reserved cgroup {cgroup}", owner.to_lowercase());
@@ -197,9 +184,4 @@ async fn enforce(cgroups: Cgroups, limits: Limits, told: Told) {
         tokio::time::sleep(RETRY).await;
     }
     told.normal(ENFORCED, "Updated Node Allocatable limit across pods");
-}
-
-fn online_cpus() -> Option<String> {
-    let list = std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
-    Some(list.trim().to_owned())
 }

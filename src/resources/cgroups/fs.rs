@@ -50,8 +50,8 @@ impl Fs {
         Ok(())
     }
 
-    /// The cgroup that pods are to stand below must be there: it is not ours to make.
-    pub(super) fn expect_root(&self, path: &Path) -> Result<(), Error> {
+    /// A cgroup of the machine's must be there: it is not ours to make.
+    pub(super) fn expect(&self, path: &Path) -> Result<(), Error> {
         let is_there = self.hierarchies.trees.iter().all(|tree| join(&tree.root, path).is_dir());
         if is_there && self.hierarchies.unified {
             self.make(path)?;

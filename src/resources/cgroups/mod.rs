@@ -14,8 +14,6 @@ mod name;
 mod pod;
 mod qos;
 mod systemd;
-#[cfg(test)]
-mod tests;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -177,7 +175,7 @@ impl Cgroups {
         let mut name = Name::of_path(root).map_err(root_field)?;
         if policy.per_qos {
             let path = PathBuf::from(name.path(driver));
-            fs.expect_root(&path).map_err(root_field)?;
+            fs.expect(&path).map_err(root_field)?;
             name = name.child("kubepods")?;
         }
         let cgroups = Self {
@@ -192,9 +190,13 @@ impl Cgroups {
             }),
         };
         if cgroups.shared.policy.per_qos {
+            // systemd takes controllers away of which it does not know that they are in use.
+            let tell_cpus = driver == Driver::Systemd && cgroups.is_unified();
             for class in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
-                let level = cgroups.level(class)?;
-                cgroups.shared.ensure(&level, qos::initial(class)).await?;
+                let of_root = class == QosClass::Guaranteed && tell_cpus;
+                let cpus = of_root.then(hierarchy::online_cpus).flatten();
+                let limits = Limits { cpus, ..qos::initial(class) };
+                cgroups.shared.ensure(&cgroups.level(class)?, limits).await?;
             }
             cgroups.update_levels().await?;
         }
@@ -271,10 +273,7 @@ impl Cgroups {
     pub async fn limit_existing(&self, cgroup: &str, limits: Limits) -> Result<(), Error> {
         let shared = &self.shared;
         let name = Name::of_machine(shared.driver, cgroup)?;
-        let missing = shared.fs.hierarchies.missing(Path::new(&name.path(shared.driver)));
-        if !missing.is_empty() {
-            return Err(Error::Missing { name: cgroup.to_owned(), missing });
-        }
+        shared.blocking(&name, |fs, path| fs.expect(path)).await?;
         shared.set(&name, limits).await
     }
 

@@ -225,3 +225,172 @@ async fn in_time<T>(
 fn is_named(error: &zbus::Error, name: &str) -> bool {
     matches!(error, zbus::Error::MethodError(found, ..) if found.as_str() == name)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::net::UnixStream;
+    use std::sync::PoisonError;
+
+    use zbus::{Guid, ObjectPath, OwnedVariant};
+
+    use super::super::limits::Max;
+    use super::*;
+
+    type Properties = Vec<(String, OwnedVariant)>;
+
+    /// What a systemd was asked for, a line each.
+    #[derive(Clone, Default)]
+    struct Asked(Arc<std::sync::Mutex<Vec<String>>>);
+
+    impl Asked {
+        fn note(&self, line: String) {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+        }
+
+        fn take(&self) -> Vec<String> {
+            std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        }
+    }
+
+    fn show(properties: &Properties) -> String {
+        let shown = properties.iter().map(|(name, value)| {
+            let value: &Variant<'_> = value;
+            match value {
+                Variant::Str(text) => format!("{name}={text}"),
+                Variant::Bool(value) => format!("{name}={value}"),
+                Variant::U64(value) => format!("{name}={value}"),
+                Variant::Array(list) => format!("{name}[{}]", list.len()),
+                _ => format!("{name}=?"),
+            }
+        });
+        shown.collect::<Vec<_>>().join(" ")
+    }
+
+    /// A systemd whose jobs end with `result`, and which has the units that are named.
+    async fn fake(result: &'static str, units: &'static [&'static str]) -> (Systemd, Asked) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let server = Builder::unix_stream(theirs).server(Guid::generate()).p2p().build();
+        let client = Builder::unix_stream(ours).p2p().build();
+        let (server, client) = tokio::try_join!(server, client).unwrap();
+        let asked = Asked::default();
+        tokio::spawn(serve(server, asked.clone(), result, units));
+        (Systemd { connection: Mutex::new(client) }, asked)
+    }
+
+    async fn serve(
+        server: Connection,
+        asked: Asked,
+        result: &'static str,
+        units: &'static [&'static str],
+    ) {
+        let job = ObjectPath::try_from("/job/1").unwrap();
+        let mut calls = MessageStream::from(&server);
+        while let Some(Ok(call)) = calls.next().await {
+            let (header, body) = (call.header(), call.body());
+            let method = header.member().unwrap().as_str().to_owned();
+            let ended = async |unit: &str| {
+                // Before the answer, as it may be.
+                let body = (1u32, &job, unit, result);
+                let nobody = None::<&str>;
+                server.emit_signal(nobody, PATH, INTERFACE, "JobRemoved", &body).await.unwrap();
+                server.reply(&header, &job).await.unwrap();
+            };
+            match method.as_str() {
+                "StartTransientUnit" => {
+                    let (unit, mode, properties, _): (
+                        String,
+                        String,
+                        Properties,
+                        Vec<(String, Properties)>,
+                    ) = body.deserialize().unwrap();
+                    asked.note(format!("start {unit} {mode} {}", show(&properties)));
+                    match units.contains(&unit.as_str()) {
+                        true => server.reply_error(&header, EXISTS, &"it is there").await.unwrap(),
+                        false => ended(&unit).await,
+                    }
+                }
+                "StopUnit" => {
+                    let (unit, _): (String, String) = body.deserialize().unwrap();
+                    asked.note(format!("stop {unit}"));
+                    match units.contains(&unit.as_str()) {
+                        true => ended(&unit).await,
+                        false => server.reply_error(&header, NO_UNIT, &"no").await.unwrap(),
+                    }
+                }
+                "SetUnitProperties" => {
+                    let (unit, runtime, properties): (String, bool, Properties) =
+                        body.deserialize().unwrap();
+                    asked.note(format!("set {unit} {runtime} {}", show(&properties)));
+                    server.reply(&header, &()).await.unwrap();
+                }
+                other => {
+                    asked.note(other.to_owned());
+                    server.reply(&header, &()).await.unwrap();
+                }
+            }
+        }
+    }
+
+    fn pod() -> Name {
+        Name::of_path("/kubepods/burstable/pod1-2").unwrap()
+    }
+
+    const SLICE: &str = "kubepods-burstable-pod1_2.slice";
+
+    #[tokio::test]
+    async fn a_slice_is_made_set_and_stopped() {
+        let (systemd, asked) = fake("done", &[]).await;
+        systemd.start(&pod(), true).await.unwrap();
+        let limits = Limits {
+            memory: Some(Max::At(1 << 20)),
+            cpus: Some("0-1".to_owned()),
+            ..Limits::default()
+        };
+        systemd.set(&pod(), &limits, true).await.unwrap();
+        systemd.set(&pod(), &Limits::default(), true).await.unwrap();
+        assert_eq!(
+            asked.take(),
+            [
+                format!(
+                    "start {SLICE} replace Description=cgroup /kubepods/burstable/pod1-2 of the \
+                     node's pods Wants[1] MemoryAccounting=true CPUAccounting=true \
+                     IOAccounting=true TasksAccounting=true DefaultDependencies=false"
+                ),
+                format!("set {SLICE} true MemoryMax=1048576 AllowedCPUs[1]"),
+            ]
+        );
+    }
+
+    #[tokio::test]
+    async fn what_is_there_or_gone_already_is_as_it_should_be() {
+        let (systemd, asked) = fake("done", &[SLICE]).await;
+        systemd.start(&pod(), true).await.unwrap();
+        systemd.stop(&pod()).await.unwrap();
+        systemd.stop(&Name::of_path("/other").unwrap()).await.unwrap();
+        let asked = asked.take();
+        assert!(asked[0].starts_with("start"), "{asked:?}");
+        let stop = format!("stop {SLICE}");
+        assert_eq!(asked[1..], [&stop, "ResetFailedUnit", "stop other.slice", "ResetFailedUnit"]);
+    }
+
+    #[tokio::test]
+    async fn a_job_that_fails_is_told() {
+        let (systemd, _) = fake("failed", &[]).await;
+        let error = systemd.start(&pod(), true).await.unwrap_err().to_string();
+        assert!(error.contains("StartTransientUnit") && error.contains("failed"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_systemd_that_goes_away_is_told() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let server = Builder::unix_stream(theirs).server(Guid::generate()).p2p().build();
+        let client = Builder::unix_stream(ours).p2p().build();
+        let (server, client) = tokio::try_join!(server, client).unwrap();
+        let systemd = Systemd { connection: Mutex::new(client) };
+        server.close().await.unwrap();
+        let limits = Limits { memory: Some(Max::Unlimited), ..Limits::default() };
+        assert!(systemd.set(&pod(), &limits, true).await.is_err());
+    }
+}

@@ -1,1 +1,0 @@
-//! The room with fakes of systemd, where real ones are not at hand.
