@@ -62,6 +62,7 @@ impl Probed {
             log_path: String::new(),
             user: None,
             stop_signal: None,
+            resources: None,
             state: State::Running { started_at },
         }];
         self.probes.follow(&self.pod, &self.observed, &HashSet::new(), told);
