@@ -503,3 +503,76 @@ async fn what_pods_were_given_outlives_the_daemon() {
     cluster.until_gone("web").await;
     cluster.host.assert_clean();
 }
+
+#[tokio::test]
+async fn what_the_runtime_refuses_is_told_and_tried_again() {
+    let host = Host::start().expect("a host");
+    let (cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
+    cluster.create("web", same("100m", "64Mi")).await;
+    let before = cluster.until_ready("web").await;
+    let refusal = Fault::Error(longshore_cri::Code::Internal, "not today".to_owned());
+    proxy.inject("UpdateContainerResources", refusal);
+    patch(&cluster, "web", &to("200m", "64Mi"));
+    let failed = cluster
+        .until("web", "not resized", |pod| match told(pod, "PodResizeInProgress") {
+            Some(condition) if condition.reason.as_deref() == Some("Error") => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+        .await;
+    let condition = told(&failed, "PodResizeInProgress").unwrap();
+    assert!(condition.message.unwrap().contains("not today"));
+    assert_eq!(condition.observed_generation, Some(2));
+    cluster.until_event("ResizeError", "not today").await;
+    // Another generation is another matter, and the one that is given is that which counts.
+    patch(&cluster, "web", &to("300m", "64Mi"));
+    proxy.release_all();
+    let resized = until_resized(&cluster, "web").await;
+    assert_eq!(run_of(&resized), run_of(&before));
+    cluster.until_event("ResizeCompleted", "\"generation\":3").await;
+    if !unified() {
+        assert_eq!(limits(&cluster, &run_group(&resized, "")), (307, 30_000, 64));
+        assert_eq!(limits(&cluster, &group_of(&resized, "")), (307, 30_000, 64));
+    }
+    drop(proxy);
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn an_init_container_is_resized_beyond_what_comes_after_it() {
+    let cluster = Cluster::start().await;
+    let amounts = |cpu: &str, memory: &str| {
+        let amounts = json!({"cpu": cpu, "memory": memory});
+        json!({"requests": amounts, "limits": amounts})
+    };
+    let mut spec = same("20m", "32Mi");
+    let mut init = container("first", FOREVER);
+    init["resources"] = amounts("20m", "32Mi");
+    spec["initContainers"] = json!([init]);
+    cluster.create("web", spec).await;
+    let of_init = |pod: &Pod| {
+        let statuses = pod.status.as_ref()?.init_container_statuses.clone()?;
+        let resources = statuses.first()?.resources.clone()?;
+        Some(resources.limits?["cpu"].0.clone())
+    };
+    for (cpu, memory, quota) in [("50m", "64Mi", 5_000), ("20m", "32Mi", 2_000)] {
+        let resources = amounts(cpu, memory);
+        let running = |pod: &Pod| of_init(pod).map(|_| ()).ok_or_else(|| "not yet".to_owned());
+        cluster.until("web", "in its init phase", running).await;
+        let patched = json!({"spec": {"initContainers": [{"name": "first", "resources": resources}]}});
+        patch(&cluster, "web", &patched);
+        let resized = cluster
+            .until("web", "resized", |pod| {
+                let open = told(pod, "PodResizeInProgress");
+                match (of_init(pod).as_deref(), &open) {
+                    (Some(now), None) if now == cpu => Ok(()),
+                    other => Err(format!("{other:?}")),
+                }
+            })
+            .await;
+        if !unified() {
+            let group = group_of(&resized, "");
+            assert_eq!(number(&cluster, "cpu", &group, "cpu.cfs_quota_us"), quota);
+        }
+    }
+    cluster.host.assert_clean();
+}
