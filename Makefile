@@ -8,7 +8,7 @@ export CARGO_TARGET_DIR ?= $(CACHE)/target
 # Where the programs and tools of root are, whatever shell called us.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help run test lint fmt bench clean-host
+.PHONY: help run test vm-test lint fmt bench clean-host
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -24,6 +24,12 @@ test: ## run all tests
 	@kubectl=$$(scripts/fetch-kubectl.sh $(CACHE)/kubectl); PATH="$${kubectl:+$$kubectl:}$$PATH"; \
 	if command -v cargo-nextest >/dev/null; then cargo nextest run --workspace; \
 	else cargo test --workspace --no-fail-fast; fi
+
+vm-test: ## run the cases that need cgroup v2 and systemd, in a virtual machine; VM_CASES=another list
+	@scripts/install-deps.sh vm
+	cargo build --workspace --bins
+	@scripts/vm/image.sh "$(CACHE)/vm"
+	@scripts/vm/test.sh "$(CACHE)/vm" "$$CARGO_TARGET_DIR/debug"
 
 lint: ## formatting, clippy, licences and bans
 	cargo fmt --all --check

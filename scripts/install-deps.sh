@@ -2,7 +2,8 @@
 # Installs what building and running Longshore needs from Debian's packages, and only what is
 # missing. Nothing that a package brings along is started or enabled.
 #
-#   install-deps.sh [run|test]     test adds what only the tests need
+#   install-deps.sh [run|test|vm]     test adds what only the tests need, vm what those in the
+#                                     virtual machine need
 set -eu
 
 mode=${1:-run}
@@ -10,12 +11,14 @@ run_packages="gcc libc6-dev pkg-config ca-certificates
     containerd runc containernetworking-plugins iptables conntrack busybox-static
     iproute2 util-linux protobuf-compiler libprotobuf-dev"
 test_packages="etcd-server docker-registry curl"
+vm_packages="qemu-system-x86 debootstrap e2fsprogs binutils"
 
 case $mode in
 run) packages=$run_packages ;;
 test) packages="$run_packages $test_packages" ;;
+vm) packages="$run_packages $vm_packages" ;;
 *)
-    echo "usage: $0 [run|test]" >&2
+    echo "usage: $0 [run|test|vm]" >&2
     exit 2
     ;;
 esac

@@ -1,12 +1,10 @@
 //! The start of a node, in order, as one function; and its end.
 
 use std::future::Future;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::SignedDuration;
 use longshore_cri::{Options, Runtime};
 use longshore_pod::backoff::RESTART_MAX;
@@ -18,37 +16,37 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::admission;
+use crate::admission::{self, Admission};
 use crate::client::{self, ClientError, Limits};
 use crate::config::{Config, KUBERNETES_VERSION};
 use crate::desired::{self, Desired};
 use crate::events::{EventType, Recorder, node_reference};
+use crate::gc;
 use crate::handlers::Handlers;
 use crate::health;
 use crate::objects::Objects;
 use crate::observe::{self, Observer};
+use crate::oom;
 use crate::probes::Probes;
-use crate::registration::{self, Machine, Registration, disk_capacity};
+use crate::registration::{self, Machine, Registration};
+use crate::resources;
 use crate::resources::allocation::{self, Allocation};
-use crate::resources::cgroups::{self, Cgroups, Driver};
+use crate::resources::managers::{self, Managers};
 use crate::run_once::{self, Complaints};
-use crate::runtime::{
-    Announcer, Ids, Parts, PodRuntime, Pulls, Settings, UserNamespaceError, Verification,
-};
-use crate::server::{Server, ServerError};
+use crate::runtime::{Announcer, Parts, PodRuntime, Settings, UserNamespaceError};
+use crate::server::{Host, Server, ServerError};
 use crate::services::Services;
 use crate::sources::{self, Source, Update};
 use crate::status::StatusWriter;
+use crate::systemd::{self, Watchdog};
 use crate::view::View;
 use crate::volumes::Volumes;
-use crate::worker::{Places, Pool, Tools};
+use crate::worker::{Ender, Places, Pool, Tools};
 
 /// How long the apiserver may take to begin an answer.
 const API_TIMEOUT: Duration = Duration::from_secs(15);
 /// Changes that may wait for the next room before their sender does.
 const CHANNEL: usize = 64;
-/// Users of a pod that does not share the node's.
-const USER_IDS: u32 = 65536;
 /// How long the last writes may take when the node stops.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -64,9 +62,12 @@ pub enum Error {
     /// The node has no address.
     #[error(transparent)]
     Address(#[from] registration::AddressError),
-    /// The cgroups of pods cannot be made.
+    /// The machine's resources cannot be managed as the config says.
     #[error(transparent)]
-    Cgroup(#[from] cgroups::Error),
+    Resources(#[from] resources::Error),
+    /// The CPU, memory or topology manager cannot begin.
+    #[error(transparent)]
+    Managers(#[from] managers::Error),
     /// There are no ids for pods with users of their own.
     #[error(transparent)]
     UserNamespace(#[from] UserNamespaceError),
@@ -82,6 +83,9 @@ pub enum Error {
     /// What was given to pods cannot be read back.
     #[error(transparent)]
     Allocation(#[from] allocation::Error),
+    /// The watchdog of the unit cannot be answered.
+    #[error(transparent)]
+    Watchdog(#[from] systemd::Error),
     /// A directory cannot be made.
     #[error("{path}: {source}", path = .path.display())]
     Directory {
@@ -95,6 +99,7 @@ pub enum Error {
 /// Run a node until told to stop, or once. Containers go on running after it.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let config = Arc::new(config);
+    let watchdog = Watchdog::from_env()?;
     let mut rooms = Rooms { tasks: JoinSet::new(), stop: stop.clone() };
 
     // the runtime: one that speaks no CRI v1 is refused, one that is away is waited for
@@ -125,11 +130,13 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let (recorder, events_written) = Recorder::start(events, &config.node_name);
 
     // cgroups, and the daemon's own limits
-    let cgroups = cgroups(&config, &runtime).await?;
+    let machine = Machine::read();
+    let (cgroups, enforcement) = resources::start(&config, &machine, &runtime, &recorder).await?;
+    rooms.open(enforcement);
     set_oom_score(config.kubelet.oom_score_adj);
     limit_open_files(config.kubelet.max_open_files);
     let addresses = registration::resolve_addresses(&config.node_ips, &config.node_name).await?;
-    let settings = Arc::new(settings(&config, &addresses, cgroups)?);
+    let settings = Arc::new(Settings::new(&config, &machine, &addresses, cgroups)?);
     for dir in [settings.root_dir.join("pods"), settings.pod_logs_dir.clone()] {
         make_dir(&dir)?;
     }
@@ -138,16 +145,15 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let (updates, merged) = mpsc::channel(CHANNEL);
     let (changes, changed) = mpsc::channel(CHANNEL);
     let mut sources = Vec::new();
-    if let Some(client) = &client {
+    if client.is_some() {
         sources.push(Source::Api);
-        rooms.open(sources::watch_pods(client.clone(), config.node_name.clone(), updates.clone()));
     }
     let complaints = Complaints::default();
     let mut complain = complain_about_manifests(recorder.clone(), config.node_name.clone());
     if once {
         complain = complaints.note(complain);
     }
-    sources.extend(open_manifests(&config, &mut rooms, complain, updates));
+    sources.extend(open_manifests(&config, &mut rooms, complain, updates.clone()));
     // A single run does not hear the apiserver, and leaves alone what that may want.
     let unheard = once.then_some(Source::Api);
     let desired = Desired::new(sources.into_iter().chain(unheard));
@@ -166,9 +172,14 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     };
     let observer = Observer::new(runtime.clone());
     rooms.open(observe::run(observer.clone(), stop.clone()));
+    let managers = Managers::start(&config, desired.clone(), observer.clone())?;
+    rooms.open(managers.clone().keep());
+    rooms.open(managers.clone().reconcile(runtime.clone()));
 
     // the node object, from what the runtime says of itself
     let (feeds, inputs) = registration::channels();
+    let pressure = inputs.pressure();
+    let mut told = None;
     rooms.open(health::feed(runtime.clone(), observer.clone(), feeds));
     let status = StatusWriter::default();
     let mut drain = JoinSet::new();
@@ -177,6 +188,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         let registration =
             Registration::new(config.clone(), client.clone(), recorder.clone(), inputs);
         let node = registration.node();
+        told = Some((node.clone(), kube::Api::all(client.clone())));
+        let name = config.node_name.clone();
+        rooms.open(sources::watch_pods(client.clone(), name, node.clone(), updates));
         rooms.open(registration.run());
         let lease = config.kubelet.node_lease_duration_seconds;
         rooms.open(registration::renew_lease(
@@ -206,17 +220,40 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         volumes: volumes.clone(),
         announcer: announcer.clone(),
         handlers,
+        managers: managers.clone(),
         settings: settings.clone(),
+    });
+    let ender = Ender::default();
+    let admission = Admission::new(admission::Sources {
+        abilities: admission::abilities(&config, &runtime).await?,
+        own: registration::initial_node(&config),
+        told,
+        pressure,
+        announcer: announcer.clone(),
+        ender: ender.clone(),
     });
     let given = allocation::Parts {
         desired: desired.clone(),
         announcer: announcer.clone(),
-        allocatable: settings.allocatable.clone(),
+        admission: admission.clone(),
         rules: resize_rules(&config, &settings),
         gates: pod_gates(&config),
     };
     let allocation = Allocation::open(&settings.root_dir, given)?;
     rooms.open(allocation.clone().run());
+    if !once {
+        let parts = gc::Parts {
+            cri: runtime.clone(),
+            observer: observer.clone(),
+            desired: desired.clone(),
+            status: status.clone(),
+            recorder: recorder.clone(),
+            pods: pods.clone(),
+        };
+        let (containers, images) = gc::collectors(&config, parts);
+        rooms.open(containers.run());
+        rooms.open(images.run());
+    }
     let tools = Arc::new(Tools {
         allocation: allocation.clone(),
         runtime: pods,
@@ -231,12 +268,18 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         max_restart_delay: max_restart_delay(&config),
         gates: pod_gates(&config),
         places: Places::default(),
-        admission: admission::facts(&config, &runtime).await?,
+        managers,
+        admission,
     });
-    let pool = Pool::new(tools, desired.clone());
+    let pool = Pool::new(tools, desired.clone(), ender);
     if !once {
         let view = View::new(desired.clone(), status.clone(), observer, pool.pulse());
         let view = Arc::new(view);
+        if let Some(watchdog) = watchdog {
+            let view = Arc::clone(&view);
+            rooms.open(watchdog.answer(move || view.healthy()));
+        }
+        rooms.open(oom::watch(recorder.clone(), config.node_name.clone()));
         let server = Server::bind(&config, &addresses, client.as_ref(), view, runtime).await?;
         rooms.open(server.run());
     }
@@ -248,7 +291,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         "Starting",
         "Starting kubelet.",
     );
-    notify_ready();
+    systemd::notify_ready();
     info!(node = config.node_name, version = KUBERNETES_VERSION, "node runs");
 
     let url = &config.kubelet.static_pod_url;
@@ -317,84 +360,6 @@ async fn runtime_name(runtime: &Runtime) -> String {
         Ok(version) => version.runtime_name,
         Err(_) => "containerd".to_owned(),
     }
-}
-
-/// The driver is the runtime's to tell, where it can; otherwise the config's.
-async fn cgroups(config: &Config, runtime: &Runtime) -> Result<Cgroups, Error> {
-    let told = runtime.runtime_config().await.ok().and_then(|config| config.linux);
-    let driver = match told.map(|linux| linux.cgroup_driver()) {
-        Some(longshore_cri::v1::CgroupDriver::Systemd) => Driver::Systemd,
-        Some(longshore_cri::v1::CgroupDriver::Cgroupfs) => Driver::Cgroupfs,
-        None if config.kubelet.cgroup_driver == "systemd" => Driver::Systemd,
-        None => Driver::Cgroupfs,
-    };
-    let root = match config.kubelet.cgroup_root.as_str() {
-        "" => Path::new("/"),
-        root => Path::new(root),
-    };
-    let period = quota_period(config);
-    Ok(Cgroups::setup(driver, root, config.kubelet.cgroups_per_qos, period)?)
-}
-
-fn quota_period(config: &Config) -> Option<Duration> {
-    config.kubelet.cpu_cfs_quota.then(|| config.kubelet.cpu_cfs_quota_period.get())
-}
-
-fn settings(config: &Config, addresses: &[IpAddr], cgroups: Cgroups) -> Result<Settings, Error> {
-    let kubelet = &config.kubelet;
-    let machine = Machine::read();
-    let disk = disk_capacity(&config.root_dir).filter(|_| kubelet.local_storage_capacity_isolation);
-    let capacity = [
-        ("cpu", Some(machine.cpus)),
-        ("memory", Some(machine.memory)),
-        ("ephemeral-storage", disk),
-    ];
-    let allocatable = capacity.into_iter().filter_map(|(name, capacity)| {
-        let milli = config.reserved.allocatable(name, i128::from(capacity?) * 1000);
-        let text = if name == "cpu" { format!("{milli}m") } else { (milli / 1000).to_string() };
-        Some((name.to_owned(), Quantity(text)))
-    });
-    let per_pod = kubelet.user_namespaces.as_ref().and_then(|namespaces| namespaces.ids_per_pod);
-    let per_pod = per_pod.and_then(|ids| u32::try_from(ids).ok()).unwrap_or(USER_IDS);
-    let max_pods = u32::try_from(kubelet.max_pods).unwrap_or_default();
-    Ok(Settings {
-        root_dir: config.root_dir.clone(),
-        pod_logs_dir: PathBuf::from(&kubelet.pod_logs_dir),
-        cluster_dns: kubelet.cluster_dns.clone(),
-        cluster_domain: kubelet.cluster_domain.clone(),
-        resolv_conf: Some(&kubelet.resolv_conf).filter(|path| !path.is_empty()).map(PathBuf::from),
-        host_ips: addresses.iter().map(ToString::to_string).collect(),
-        seccomp_default: kubelet.seccomp_default,
-        cpu_cfs_quota_period: quota_period(config),
-        memory_capacity: i64::try_from(machine.memory).unwrap_or(i64::MAX),
-        allocatable: allocatable.collect(),
-        pulls: pulls(config),
-        stop_signals: config.gates.enabled("ContainerStopSignals"),
-        oom_kills_group: cgroups.is_unified() && kubelet.single_process_oom_kill != Some(true),
-        user_ids: Ids::of_node(per_pod, max_pods)?,
-        cgroups,
-    })
-}
-
-fn pulls(config: &Config) -> Pulls {
-    let kubelet = &config.kubelet;
-    let parallel = match (kubelet.serialize_image_pulls, kubelet.max_parallel_image_pulls) {
-        (true, _) => 1,
-        (false, Some(limit)) => usize::try_from(limit).unwrap_or(1),
-        (false, None) => tokio::sync::Semaphore::MAX_PERMITS,
-    };
-    let rate = (kubelet.registry_pull_qps > 0)
-        .then(|| (f64::from(kubelet.registry_pull_qps), f64::from(kubelet.registry_burst)));
-    let verification = match kubelet.image_pull_credentials_verification_policy.as_str() {
-        _ if !config.gates.enabled("KubeletEnsureSecretPulledImages") => Verification::Off,
-        "NeverVerify" => Verification::Never,
-        "NeverVerifyAllowlistedImages" => {
-            Verification::AllBut(kubelet.preloaded_images_verification_allowlist.clone())
-        }
-        "AlwaysVerify" => Verification::All,
-        _ => Verification::Pulled,
-    };
-    Pulls { parallel, rate, verification }
 }
 
 fn max_restart_delay(config: &Config) -> SignedDuration {
@@ -492,14 +457,4 @@ fn limit_open_files(wanted: i64) {
 fn make_dir(path: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(path)
         .map_err(|source| Error::Directory { path: path.to_owned(), source })
-}
-
-/// Tell systemd, if it is listening, that the node is up.
-fn notify_ready() {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let sent = std::os::unix::net::UnixDatagram::unbound()
-        .and_then(|socket| socket.send_to(b"READY=1", Path::new(&path)));
-    if let Err(error) = sent {
-        warn!(%error, "systemd was not told that the node is ready");
-    }
 }

@@ -5,34 +5,9 @@ mod common;
 
 use std::fs;
 
-use common::{FOREVER, PATIENCE, container};
+use common::{FOREVER, PATIENCE, ask, container, manifest};
 use longshore_testkit::{Host, Node, NodeOptions, wait_until};
-use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-fn manifest(name: &str, restart: &str, containers: Value) -> String {
-    json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
-        "spec": {
-            "restartPolicy": restart, "terminationGracePeriodSeconds": 1, "containers": containers,
-        },
-    })
-    .to_string()
-}
-
-/// The answer of the node's read-only port.
-async fn ask(host: &Host, path: &str) -> Result<Value, String> {
-    let ask = async {
-        let mut connection = tokio::net::TcpStream::connect((host.node_ip(), 10255)).await?;
-        let request = format!("GET {path} HTTP/1.0\r\nHost: node\r\n\r\n");
-        connection.write_all(request.as_bytes()).await?;
-        let mut answer = String::new();
-        connection.read_to_string(&mut answer).await.map(|_| answer)
-    };
-    let answer = ask.await.map_err(|error: std::io::Error| error.to_string())?;
-    let body = answer.split_once("\r\n\r\n").ok_or(answer.clone())?.1;
-    serde_json::from_str(body).map_err(|error| format!("{error}: {answer}"))
-}
+use serde_json::json;
 
 #[tokio::test]
 async fn a_node_without_an_apiserver_runs_its_manifests_and_shows_them() {
@@ -45,7 +20,7 @@ async fn a_node_without_an_apiserver_runs_its_manifests_and_shows_them() {
     let file = node.manifests().join("web.yaml");
     fs::write(&file, manifest("web", "Always", json!([probed]))).unwrap();
     let pods = wait_until(PATIENCE, "the pod is shown as ready", async || {
-        let pods = ask(&host, "/pods").await?;
+        let pods = ask(host.node_ip(), "/pods").await?;
         let conditions = pods["items"][0]["status"]["conditions"].as_array().cloned();
         let ready =
             conditions.iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True");

@@ -4,6 +4,8 @@
 //!
 //! Current limitations: the `proxy` command refuses to run, as kube-proxy's part is not built yet.
 
+mod cgroups;
+mod checks_managers;
 mod duration;
 mod file;
 mod flags;
@@ -230,7 +232,9 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
     });
     flags.kubelet.fill_gated(&gates);
     errors.extend(validation::faults(&flags.kubelet, &gates));
-    errors.extend(validation::host_faults(&flags.kubelet));
+    errors.extend(cgroups::host_faults(&flags.kubelet));
+    errors.extend(checks_managers::faults(&flags.kubelet, &gates));
+    errors.extend(validation::container_faults(flags.minimum_container_ttl));
     errors.extend(labels::check_node_labels(&flags.node_labels).err().into_iter().flatten());
     let mut or_fault = |fault: String| errors.push(fault);
     let node_name = node_name(&flags.hostname_override).map_err(&mut or_fault).unwrap_or_default();

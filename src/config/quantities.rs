@@ -1,7 +1,7 @@
 //! What is held back from pods: `kubeReserved`, `systemReserved` and the eviction thresholds, read
 //! from their texts once. All amounts are in thousandths of their unit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_pod::qos::milli;
@@ -64,11 +64,11 @@ impl Reserved {
             eviction_counts: !allocatable_ignores_eviction,
         };
         if !settings.reserved_system_cpus.is_empty() {
-            match cpu_count(&settings.reserved_system_cpus) {
+            match cpus(&settings.reserved_system_cpus) {
                 // the explicit list stands in for both amounts
-                Some(count) => {
+                Some(cpus) => {
                     reserved.kube.remove("cpu");
-                    reserved.system.insert("cpu".to_owned(), i128::from(count) * 1000);
+                    reserved.system.insert("cpu".to_owned(), cpus.len() as i128 * 1000);
                 }
                 None => errors.push(format!(
                     "reservedSystemCPUs: {:?} is no list of CPUs such as \"0-3,8\"",
@@ -95,20 +95,35 @@ impl Reserved {
         if errors.is_empty() { Ok(reserved) } else { Err(errors) }
     }
 
-    /// What pods may use of `capacity` (thousandths) of a resource; never below zero.
-    pub fn allocatable(&self, resource: &str, capacity: i128) -> i128 {
+    /// What is held back for the node's daemons.
+    pub fn kube(&self) -> &BTreeMap<String, i128> {
+        &self.kube
+    }
+
+    /// What is held back for the system.
+    pub fn system(&self) -> &BTreeMap<String, i128> {
+        &self.system
+    }
+
+    /// What is held back of a resource for both together.
+    pub fn held(&self, resource: &str) -> i128 {
+        [&self.kube, &self.system].into_iter().filter_map(|amounts| amounts.get(resource)).sum()
+    }
+
+    /// What is kept free of `capacity` of a resource for eviction to act in time.
+    pub fn kept(&self, resource: &str, capacity: i128) -> i128 {
         let signal = match resource {
             "memory" => "memory.available",
             "ephemeral-storage" => "nodefs.available",
             _ => "",
         };
-        let eviction = self.eviction_hard.get(signal).filter(|_| self.eviction_counts);
-        let held = |from: &BTreeMap<String, i128>| from.get(resource).copied().unwrap_or_default();
-        (capacity
-            - held(&self.kube)
-            - held(&self.system)
-            - eviction.map_or(0, |threshold| threshold.of(capacity)))
-        .max(0)
+        let threshold = self.eviction_hard.get(signal).filter(|_| self.eviction_counts);
+        threshold.map_or(0, |threshold| threshold.of(capacity))
+    }
+
+    /// What pods may ask for of `capacity` (thousandths) of a resource; never below zero.
+    pub fn allocatable(&self, resource: &str, capacity: i128) -> i128 {
+        (capacity - self.held(resource) - self.kept(resource, capacity)).max(0)
     }
 }
 
@@ -174,9 +189,9 @@ fn thresholds(
     thresholds
 }
 
-/// How many CPUs a list such as `0-3,8` names.
-fn cpu_count(list: &str) -> Option<u32> {
-    let mut cpus = std::collections::BTreeSet::new();
+/// The CPUs that a list such as `0-3,8` names; `None` if it is no such list.
+pub(super) fn cpus(list: &str) -> Option<BTreeSet<u32>> {
+    let mut cpus = BTreeSet::new();
     for item in list.split(',') {
         let (first, last) = item.split_once('-').unwrap_or((item, item));
         let (first, last): (u32, u32) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
@@ -186,5 +201,5 @@ fn cpu_count(list: &str) -> Option<u32> {
         }
         cpus.extend(first..=last);
     }
-    u32::try_from(cpus.len()).ok()
+    Some(cpus)
 }

@@ -6,7 +6,11 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-use super::{FeatureGates, GoDuration, KubeletConfiguration, labels, quantities};
+use super::{FeatureGates, GoDuration, KubeletConfiguration, cgroups, labels, quantities};
+
+mod garbage;
+
+pub(super) use garbage::container_faults;
 
 /// Gathers faults; each check is one line.
 struct Faults(Vec<String>);
@@ -54,9 +58,10 @@ pub(super) fn faults(settings: &KubeletConfiguration, gates: &FeatureGates) -> V
     durations(settings, gates, &mut faults);
     words(settings, gates, &mut faults);
     images(settings, gates, &mut faults);
-    enforcement(settings, &mut faults);
+    garbage::images(settings, &mut faults);
+    faults.0.extend(cgroups::faults(settings, gates));
     shutdown(settings, gates, &mut faults);
-    memory(settings, gates, &mut faults);
+    memory(settings, &mut faults);
     logs(settings, gates, &mut faults);
     for (index, taint) in settings.register_with_taints.iter().enumerate() {
         if let Err(reason) = labels::check_taint(taint) {
@@ -89,30 +94,9 @@ fn numbers(s: &KubeletConfiguration, f: &mut Faults) {
     f.range("oomScoreAdj", s.oom_score_adj, -1000..=1000);
     f.range("iptablesDropBit", s.iptables_drop_bit, 0..=31);
     f.range("iptablesMasqueradeBit", s.iptables_masquerade_bit, 0..=31);
-    f.range("imageGCHighThresholdPercent", s.image_gc_high_threshold_percent, 0..=100);
-    f.range("imageGCLowThresholdPercent", s.image_gc_low_threshold_percent, 0..=100);
-    f.unless(s.image_gc_low_threshold_percent < s.image_gc_high_threshold_percent, || {
-        format!(
-            "imageGCLowThresholdPercent: {} must be less than imageGCHighThresholdPercent, {}",
-            s.image_gc_low_threshold_percent, s.image_gc_high_threshold_percent
-        )
-    });
 }
 
 fn durations(s: &KubeletConfiguration, gates: &FeatureGates, f: &mut Faults) {
-    let zero = GoDuration::ZERO;
-    f.unless(s.image_minimum_gc_age >= zero, || {
-        format!("imageMinimumGCAge: {} must not be negative", s.image_minimum_gc_age)
-    });
-    f.unless(
-        s.image_maximum_gc_age == zero || s.image_maximum_gc_age > s.image_minimum_gc_age,
-        || {
-            format!(
-                "imageMaximumGCAge: {} must be zero or greater than imageMinimumGCAge, {}",
-                s.image_maximum_gc_age, s.image_minimum_gc_age
-            )
-        },
-    );
     f.unless(s.container_log_monitor_interval >= GoDuration::secs(3), || {
         format!(
             "containerLogMonitorInterval: {} must be 3s or longer",
@@ -149,7 +133,9 @@ fn durations(s: &KubeletConfiguration, gates: &FeatureGates, f: &mut Faults) {
         ("nodeStatusReportFrequency", s.node_status_report_frequency),
         ("runtimeRequestTimeout", s.runtime_request_timeout),
     ] {
-        f.unless(value > zero, || format!("{field}: {value} must be greater than zero"));
+        f.unless(value > GoDuration::ZERO, || {
+            format!("{field}: {value} must be greater than zero")
+        });
     }
 }
 
@@ -237,59 +223,6 @@ fn images(s: &KubeletConfiguration, gates: &FeatureGates, f: &mut Faults) {
     }
 }
 
-fn enforcement(s: &KubeletConfiguration, f: &mut Faults) {
-    const FIELD: &str = "enforceNodeAllocatable";
-    let levels = &s.enforce_node_allocatable;
-    let has = |level: &str| levels.iter().any(|other| other == level);
-    for owner in ["system-reserved", "kube-reserved"] {
-        f.unless(!(has(owner) && has(&format!("{owner}-compressible"))), || {
-            format!("{FIELD}: {owner:?} and \"{owner}-compressible\" exclude each other")
-        });
-    }
-    let mut seen = HashSet::new();
-    for level in levels {
-        if !seen.insert(level) {
-            f.0.push(format!("{FIELD}: {level:?} is named twice"));
-            continue;
-        }
-        match level.as_str() {
-            "none" => {
-                f.unless(levels.len() == 1, || format!("{FIELD}: \"none\" must stand alone"));
-                continue;
-            }
-            "pods" => {}
-            "system-reserved" | "system-reserved-compressible" => {
-                f.unless(!s.system_reserved_cgroup.is_empty(), || {
-                    format!("systemReservedCgroup: must be set when {FIELD} has {level:?}")
-                });
-            }
-            "kube-reserved" | "kube-reserved-compressible" => {
-                f.unless(!s.kube_reserved_cgroup.is_empty(), || {
-                    format!("kubeReservedCgroup: must be set when {FIELD} has {level:?}")
-                });
-            }
-            _ => {
-                f.0.push(format!(
-                    "{FIELD}: {level:?} must be one of pods, system-reserved, system-reserved-compressible, \
-                     kube-reserved, kube-reserved-compressible, none"
-                ));
-                continue;
-            }
-        }
-        f.unless(s.cgroups_per_qos, || {
-            format!("cgroupsPerQOS: must be true when {FIELD} has {level:?}")
-        });
-    }
-    f.unless(
-        s.reserved_system_cpus.is_empty()
-            || (s.system_reserved_cgroup.is_empty() && s.kube_reserved_cgroup.is_empty()),
-        || {
-            "reservedSystemCPUs: cannot be used with systemReservedCgroup or kubeReservedCgroup"
-                .to_owned()
-        },
-    );
-}
-
 fn shutdown(s: &KubeletConfiguration, gates: &FeatureGates, f: &mut Faults) {
     let (zero, second) = (GoDuration::ZERO, GoDuration::secs(1));
     let (whole, critical) = (s.shutdown_grace_period, s.shutdown_grace_period_critical_pods);
@@ -319,15 +252,11 @@ fn shutdown(s: &KubeletConfiguration, gates: &FeatureGates, f: &mut Faults) {
     }
 }
 
-fn memory(s: &KubeletConfiguration, gates: &FeatureGates, f: &mut Faults) {
+fn memory(s: &KubeletConfiguration, f: &mut Faults) {
     let factor = s.memory_throttling_factor;
     f.unless(factor > 0.0 && factor <= 1.0, || {
         format!("memoryThrottlingFactor: {factor} must be greater than 0 and not greater than 1")
     });
-    f.unless(
-        s.memory_reservation_policy != "TieredReservation" || gates.enabled("MemoryQoS"),
-        || "memoryReservationPolicy: TieredReservation needs the feature gate MemoryQoS".to_owned(),
-    );
     let mut seen = HashSet::new();
     for (index, reservation) in s.reserved_memory.iter().enumerate() {
         for (kind, quantity) in &reservation.limits {
@@ -395,18 +324,4 @@ fn logs(s: &KubeletConfiguration, gates: &FeatureGates, f: &mut Faults) {
     if let Some(rate) = s.tracing.as_ref().and_then(|tracing| tracing.sampling_rate_per_million) {
         f.range("tracing.samplingRatePerMillion", rate, 0..=1_000_000);
     }
-}
-
-/// Every fault of `settings` on this very machine: what depends on its cgroup version.
-pub(super) fn host_faults(settings: &KubeletConfiguration) -> Vec<String> {
-    let mut faults = Faults(Vec::new());
-    let cgroup_v1 = !Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
-    faults.unless(!(cgroup_v1 && settings.fail_cgroup_v1), || {
-        "failCgroupV1: this host uses cgroup v1, which must be allowed by setting it to false"
-            .to_owned()
-    });
-    faults.unless(!(cgroup_v1 && settings.single_process_oom_kill == Some(false)), || {
-        "singleProcessOOMKill: must not be false on a host that uses cgroup v1".to_owned()
-    });
-    faults.0
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use k8s_openapi::api::core::v1::Pod;
-use longshore_pod::{Timestamp, spec};
+use longshore_pod::{Timestamp, admission, spec};
 use tokio::sync::{mpsc, watch};
 use tracing::warn;
 
@@ -128,7 +128,8 @@ impl Desired {
                 state.settle_statics(&mut changes);
                 state.awaited.remove(&source);
             }
-            Update::Snapshot(pods) => {
+            Update::Snapshot(mut pods) => {
+                pods.sort_by_cached_key(admission::turn);
                 let present: HashSet<String> =
                     pods.iter().map(|pod| spec::uid(pod).to_owned()).collect();
                 let gone = state.absent(&present);

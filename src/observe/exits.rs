@@ -24,10 +24,17 @@ use super::Observer;
 const FIRST_PAUSE: Duration = Duration::from_millis(8);
 const LAST_PAUSE: Duration = Duration::from_millis(200);
 
-/// Wait for the end of a container that runs, and look until it is seen.
-pub(super) fn follow(observer: Observer, uid: String, id: String, sandbox_id: String) {
+/// Wait for the end of a container that runs, and look until it is seen. Its first process is
+/// asked for if it is not told.
+pub(super) fn follow(
+    observer: Observer,
+    uid: String,
+    id: String,
+    sandbox_id: String,
+    pid: Option<i32>,
+) {
     let following = async move {
-        match end(&observer, &id).await {
+        match end(&observer, &id, pid).await {
             Ok(()) => Box::pin(look(&observer, &uid, &id, &sandbox_id)).await,
             Err(error) => debug!(%uid, %id, %error, "the end of a container cannot be awaited"),
         }
@@ -37,18 +44,27 @@ pub(super) fn follow(observer: Observer, uid: String, id: String, sandbox_id: St
 }
 
 /// Until the container's first process has ended.
-async fn end(observer: &Observer, id: &str) -> io::Result<()> {
+async fn end(observer: &Observer, id: &str, pid: Option<i32>) -> io::Result<()> {
     // Boxed, as the looks are, for what waits so long must be small.
-    let Some(process) = Box::pin(open(observer, id)).await? else { return Ok(()) };
+    let Some(process) = Box::pin(open(observer, id, pid)).await? else { return Ok(()) };
     let _ended = process.readable().await?;
     Ok(())
 }
 
 /// The container's first process; `None` if it is gone. Were its pid another's by now, the relist
 /// would tell of the end.
-async fn open(observer: &Observer, id: &str) -> io::Result<Option<AsyncFd<OwnedFd>>> {
-    let status = observer.runtime.container_status_and_pid(id).await;
-    let (_, pid) = status.map_err(io::Error::other)?;
+async fn open(
+    observer: &Observer,
+    id: &str,
+    pid: Option<i32>,
+) -> io::Result<Option<AsyncFd<OwnedFd>>> {
+    let pid = match pid {
+        Some(pid) => Some(pid),
+        None => {
+            let status = observer.runtime.container_status_and_pid(id).await;
+            status.map_err(io::Error::other)?.1
+        }
+    };
     let pid = pid.and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| io::Error::other("the runtime tells no pid"))?;
     match pidfd_open(pid, PidfdFlags::NONBLOCK) {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use longshore_cri::{Runtime, v1};
 use longshore_pod::observed::{Container, ObservedPod, Sandbox};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tracing::{debug, warn};
 
 use crate::runtime::labels;
@@ -25,6 +25,11 @@ pub use relist::{PLEG_DEADLINE, run};
 
 /// So many looks that fail in a row are no passing trouble.
 const PERSISTENT: u32 = 3;
+/// Looks under way at once after a relist, which may show thousands of containers that are new. So
+/// many that some which hang hold up no others.
+const LOOKS: usize = 256;
+/// Looks at one pod under way, of which it is not shown what each has found.
+const MANY: usize = 64;
 
 /// A look at the runtime failed.
 #[derive(Debug, thiserror::Error)]
@@ -71,12 +76,17 @@ pub struct Observer {
 struct Shared {
     pods: Mutex<HashMap<String, Record>>,
     relisted: watch::Sender<Option<Instant>>,
+    looks: Semaphore,
 }
 
 impl Observer {
     /// Nothing is seen until [`run`] has relisted for the first time.
     pub fn new(runtime: Runtime) -> Self {
-        let shared = Shared { pods: Mutex::default(), relisted: watch::Sender::new(None) };
+        let shared = Shared {
+            pods: Mutex::default(),
+            relisted: watch::Sender::new(None),
+            looks: Semaphore::new(LOOKS),
+        };
         Self { runtime, shared: Arc::new(shared) }
     }
 
@@ -116,7 +126,7 @@ impl Observer {
         let at = Instant::now();
         match self.runtime.pod_sandbox_status(id).await {
             Ok(status) => self.saw_sandbox(uid, at, &status.sandbox),
-            Err(error) if error.is_not_found() => self.lost(uid, id, at),
+            Err(error) if error.is_not_found() => self.lost(uid, &[id].into(), at),
             Err(error) => return Err(self.missed(uid, id, at, error)),
         }
         Ok(())
@@ -130,9 +140,34 @@ impl Observer {
         sandbox_id: &str,
     ) -> Result<(), Error> {
         let at = Instant::now();
-        match self.runtime.container_status(id).await {
-            Ok(status) => self.saw_container(uid, at, sandbox_id, status).await,
-            Err(error) if error.is_not_found() => self.lost(uid, id, at),
+        let status = self.runtime.container_status(id).await;
+        self.looked(uid, id, sandbox_id, at, status.map(|status| (status, None))).await
+    }
+
+    /// Look closely at a container that was started just now. Asks for its process with it, which
+    /// is a call less than to ask for it later.
+    pub async fn look_at_started(
+        &self,
+        uid: &str,
+        id: &str,
+        sandbox_id: &str,
+    ) -> Result<(), Error> {
+        let at = Instant::now();
+        let status = self.runtime.container_status_and_pid(id).await;
+        self.looked(uid, id, sandbox_id, at, status).await
+    }
+
+    async fn looked(
+        &self,
+        uid: &str,
+        id: &str,
+        sandbox_id: &str,
+        at: Instant,
+        answer: longshore_cri::Result<(v1::ContainerStatus, Option<i32>)>,
+    ) -> Result<(), Error> {
+        match answer {
+            Ok((status, pid)) => self.saw_container(uid, at, sandbox_id, status, pid).await,
+            Err(error) if error.is_not_found() => self.lost(uid, &[id].into(), at),
             Err(error) => return Err(self.missed(uid, id, at, error)),
         }
         Ok(())
@@ -180,7 +215,12 @@ impl Observer {
 
     /// The runtime no longer has this sandbox or container.
     pub fn removed(&self, uid: &str, id: &str) {
-        self.lost(uid, id, Instant::now());
+        self.all_removed(uid, &[id].into());
+    }
+
+    /// The runtime no longer has any of these. Told together, thousands cost no more than one.
+    pub fn all_removed(&self, uid: &str, ids: &HashSet<&str>) {
+        self.lost(uid, ids, Instant::now());
     }
 
     fn saw_sandbox(&self, uid: &str, at: Instant, status: &v1::PodSandboxStatus) {
@@ -193,7 +233,7 @@ impl Observer {
         let seen = Seen { at, listed: status.state, value: convert::sandbox(status) };
         put(&mut record.sandboxes, status.id.clone(), seen);
         record.seen(&status.id);
-        record.publish(uid);
+        record.publish_in_time(uid);
     }
 
     /// The status of a container does not tell its sandbox, so the caller does.
@@ -203,6 +243,7 @@ impl Observer {
         at: Instant,
         sandbox_id: &str,
         status: v1::ContainerStatus,
+        pid: Option<i32>,
     ) {
         let message = match status.state() {
             v1::ContainerState::ContainerExited => termination::message(&status).await,
@@ -216,10 +257,10 @@ impl Observer {
         record.seen(&id);
         if runs && record.followed.insert(id.clone()) {
             let (uid, sandbox_id) = (uid.to_owned(), sandbox_id.to_owned());
-            exits::follow(self.clone(), uid, id.clone(), sandbox_id);
+            exits::follow(self.clone(), uid, id.clone(), sandbox_id, pid);
         }
         put(&mut record.containers, id, Seen { at, listed, value });
-        record.publish(uid);
+        record.publish_in_time(uid);
     }
 
     /// Whether a container runs, as far as is known.
@@ -243,12 +284,12 @@ impl Observer {
         error.into()
     }
 
-    fn lost(&self, uid: &str, id: &str, at: Instant) {
+    fn lost(&self, uid: &str, ids: &HashSet<&str>, at: Instant) {
         let mut pods = self.pods();
         let Some(record) = pods.get_mut(uid) else { return };
-        record.sandboxes.retain(|known, seen| known != id || seen.at > at);
-        record.containers.retain(|known, seen| known != id || seen.at > at);
-        record.seen(id);
+        record.sandboxes.retain(|id, seen| !ids.contains(id.as_str()) || seen.at > at);
+        record.containers.retain(|id, seen| !ids.contains(id.as_str()) || seen.at > at);
+        ids.iter().for_each(|id| record.seen(id));
         record.publish(uid);
     }
 
@@ -288,6 +329,22 @@ impl Record {
     fn note(&mut self, uid: &str, id: &str, at: Instant) {
         let is_known = self.sandboxes.contains_key(id) || self.containers.contains_key(id);
         if !is_known && self.unseen.insert(id.to_owned(), at).is_none() {
+            self.publish(uid);
+        }
+    }
+
+    /// Show what a look has found, unless that is one of very many: while a pod is known in part,
+    /// nobody acts upon it, and to show thousands of containers thousands of times takes too long.
+    fn publish_in_time(&self, uid: &str) {
+        if self.unseen.len() <= MANY || self.looking.len() <= MANY {
+            self.publish(uid);
+        }
+    }
+
+    /// A look that a relist called for is over.
+    fn looked(&mut self, uid: &str, id: &str) {
+        self.looking.remove(id);
+        if self.looking.is_empty() {
             self.publish(uid);
         }
     }

@@ -127,13 +127,15 @@ async fn relist(observer: &Observer) -> Result<(), Error> {
 }
 
 async fn look(observer: Observer, uid: String, item: Listed) {
+    // The semaphore is never closed.
+    let _turn = observer.shared.looks.acquire().await.ok();
     // One that fails has said so, and the next relist finds the same difference and tries again.
     let _ = match &item.sandbox_id {
         None => observer.look_at_sandbox(&uid, &item.id).await,
         Some(sandbox_id) => observer.look_at_container(&uid, &item.id, sandbox_id).await,
     };
     if let Some(record) = observer.pods().get_mut(&uid) {
-        record.looking.remove(&item.id);
+        record.looked(&uid, &item.id);
     }
 }
 

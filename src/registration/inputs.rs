@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::{
     ContainerImage, NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures,
 };
 use longshore_cri::v1::{RuntimeCondition, StatusResponse, VersionResponse};
+pub use longshore_pod::admission::NodePressure as Pressure;
 use tokio::sync::watch;
 
 /// How the container runtime is.
@@ -82,17 +83,6 @@ fn fault(prefix: &str, name: &str, conditions: &[RuntimeCondition]) -> Option<St
     }
 }
 
-/// What the node is short of.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Pressure {
-    /// Memory.
-    pub memory: bool,
-    /// Disk space or inodes.
-    pub disk: bool,
-    /// Process ids.
-    pub pid: bool,
-}
-
 /// The receiving ends, for [`super::Registration`].
 #[derive(Debug, Clone)]
 pub struct Inputs {
@@ -129,6 +119,11 @@ pub fn channels() -> (Feeds, Inputs) {
 }
 
 impl Inputs {
+    /// What the node is short of, for others that go by it.
+    pub fn pressure(&self) -> watch::Receiver<Pressure> {
+        self.pressure.clone()
+    }
+
     /// Waits until something that decides readiness has changed; images can wait for the next look.
     pub(super) async fn changed(&mut self) {
         // a feed that is gone says nothing more: its arm must not turn the loop

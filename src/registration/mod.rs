@@ -241,6 +241,22 @@ impl Registration {
     }
 }
 
+/// The node before anybody has told anything of it: its own labels, taints and amounts.
+pub fn initial_node(config: &Config) -> Node {
+    let facts = Facts {
+        config,
+        machine: &Machine::read(),
+        disk: disk_capacity(&config.root_dir),
+        addresses: None,
+        runtime: &RuntimeHealth::default(),
+        pleg: None,
+        pressure: Pressure::default(),
+        images: &[],
+        now: Timestamp::now(),
+    };
+    node::initial(config, status::node_status(&NodeStatus::default(), &facts))
+}
+
 /// The reasons of the events that tell how conditions changed.
 fn transitions(old: &NodeStatus, new: &NodeStatus) -> Vec<&'static str> {
     let find = |status: &NodeStatus, type_: &str| -> Option<NodeCondition> {

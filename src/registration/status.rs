@@ -14,6 +14,8 @@ use k8s_openapi::jiff::Timestamp;
 use super::inputs::{Pressure, RuntimeHealth};
 use super::machine::Machine;
 use crate::config::{Config, KUBERNETES_VERSION, go_arch};
+use crate::resources::allocatable::{self, Amounts};
+use crate::resources::hugepages::binary;
 
 /// The most names that one image has in the status.
 const IMAGE_NAMES: usize = 5;
@@ -36,7 +38,7 @@ pub(super) struct Facts<'a> {
 /// The status to tell, over the one that was told before (by this daemon or an earlier one).
 pub(super) fn node_status(old: &NodeStatus, facts: &Facts<'_>) -> NodeStatus {
     let capacity = capacity(old, facts);
-    let allocatable = allocatable(&capacity, facts.config);
+    let allocatable = allocatable::allocatable(&capacity, &facts.config.reserved);
     NodeStatus {
         addresses: addresses(old, facts),
         conditions: Some(conditions(old, facts, &capacity)),
@@ -90,9 +92,6 @@ fn addresses(old: &NodeStatus, facts: &Facts<'_>) -> Option<Vec<NodeAddress>> {
     Some(internal.chain([hostname]).collect())
 }
 
-/// Amounts by resource, in thousandths of the unit.
-type Amounts = BTreeMap<String, i128>;
-
 fn capacity(old: &NodeStatus, facts: &Facts<'_>) -> Amounts {
     let settings = &facts.config.kubelet;
     let machine = facts.machine;
@@ -106,37 +105,10 @@ fn capacity(old: &NodeStatus, facts: &Facts<'_>) -> Amounts {
         amounts
             .extend(longshore_pod::qos::milli(quantity).map(|amount| (resource.clone(), amount)));
     }
-    let mut set = |resource: String, amount: i128| amounts.insert(resource, amount * 1000);
-    set("cpu".into(), machine.cpus.into());
-    set("memory".into(), machine.memory.into());
-    set("pods".into(), if per_core > 0 { max_pods.min(per_core) } else { max_pods });
-    if let Some(disk) = facts.disk.filter(|_| settings.local_storage_capacity_isolation) {
-        set("ephemeral-storage".into(), disk.into());
-    }
-    for (size, count) in &machine.hugepages {
-        set(
-            format!("hugepages-{}", binary((*size).into())),
-            i128::from(*size) * i128::from(*count),
-        );
-    }
-    amounts
-}
-
-fn allocatable(capacity: &Amounts, config: &Config) -> Amounts {
-    let mut amounts: Amounts = capacity
-        .iter()
-        .map(|(resource, amount)| {
-            (resource.clone(), config.reserved.allocatable(resource, *amount))
-        })
-        .collect();
-    let huge: i128 = capacity
-        .iter()
-        .filter(|(name, _)| name.starts_with("hugepages-"))
-        .map(|(_, amount)| amount)
-        .sum();
-    if let Some(memory) = amounts.get_mut("memory") {
-        *memory = (*memory - huge).max(0);
-    }
+    let disk = facts.disk.filter(|_| settings.local_storage_capacity_isolation);
+    amounts.extend(allocatable::capacity(machine, disk));
+    let pods = if per_core > 0 { max_pods.min(per_core) } else { max_pods };
+    amounts.insert("pods".to_owned(), pods * 1000);
     amounts
 }
 
@@ -151,17 +123,6 @@ fn quantities(amounts: Amounts) -> BTreeMap<String, Quantity> {
         .into_iter()
         .map(|(resource, milli)| (resource.clone(), Quantity(text(&resource, milli))))
         .collect()
-}
-
-/// Bytes with the largest binary suffix that leaves a whole number, as Kubernetes writes them.
-fn binary(bytes: i128) -> String {
-    let suffixes = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
-    let (mut number, mut suffix) = (bytes, 0);
-    while number != 0 && number % 1024 == 0 && suffix + 1 < suffixes.len() {
-        number /= 1024;
-        suffix += 1;
-    }
-    format!("{number}{}", suffixes[suffix])
 }
 
 fn node_info(facts: &Facts<'_>) -> NodeSystemInfo {

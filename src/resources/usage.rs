@@ -16,5 +16,5 @@ pub fn memory(cgroups: &Cgroups, pod: &Pod) -> Result<i64, Error> {
     let group = cgroups.parent_of(pod);
     let path: PathBuf = Path::new(tree).join(group.trim_start_matches('/')).join(file);
     let parse = |text: String| text.trim().parse().map_err(io::Error::other);
-    fs::read_to_string(&path).and_then(parse).map_err(|source| Error { path, source })
+    fs::read_to_string(&path).and_then(parse).map_err(|source| Error::Io { path, source })
 }

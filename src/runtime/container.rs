@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use longshore_cri::v1;
 use longshore_pod::expand::expand;
-use longshore_pod::spec;
 
 use super::env::Environment;
 use super::security::ImageUser;
@@ -95,9 +94,9 @@ pub(super) fn restart_count_from_logs(dir: &Path) -> u32 {
 }
 
 /// The name by which older log collectors find a container's log.
-pub(super) fn legacy_log_link(pod: &Pod, container: &str, id: &str) -> PathBuf {
+pub(super) fn legacy_log_link(namespace: &str, pod: &str, container: &str, id: &str) -> PathBuf {
     const NAME_MAX: usize = 251; // 255 less ".log"
-    let mut name = format!("{}_{}_{container}-{id}", spec::name(pod), spec::namespace(pod));
+    let mut name = format!("{pod}_{namespace}_{container}-{id}");
     name.truncate(name.floor_char_boundary(NAME_MAX));
     Path::new("/var/log/containers").join(format!("{name}.log"))
 }

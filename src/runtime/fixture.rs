@@ -6,7 +6,8 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use super::{Ids, Pulls, Settings, Verification};
-use crate::resources::cgroups::{Cgroups, Driver};
+use crate::resources::cgroups::{Cgroups, Driver, Policy};
+use crate::resources::swap::Swap;
 
 /// A pod `p` in namespace `ns` with UID `uid`, with these fields in its spec.
 pub(super) fn pod(spec: Value) -> Pod {
@@ -33,6 +34,21 @@ pub(super) fn settings(dir: &Path) -> Settings {
         stop_signals: false,
         oom_kills_group: false,
         user_ids: Ids::of_node(65536, 1).unwrap(),
-        cgroups: Cgroups::setup(Driver::Cgroupfs, Path::new("/"), false, None).unwrap(),
+        swap: Swap::default(),
+        memory_qos: None,
+        // Nothing is made where there are no levels, so nothing is waited for.
+        cgroups: futures::executor::block_on(Cgroups::setup(Driver::Cgroupfs, "/", policy()))
+            .unwrap(),
+    }
+}
+
+fn policy() -> Policy {
+    Policy {
+        per_qos: false,
+        cfs_quota_period: None,
+        pod_pids: None,
+        protection: None,
+        memory_reserve: None,
+        exclusive_cpus: false,
     }
 }

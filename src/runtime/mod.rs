@@ -20,17 +20,16 @@ pub mod resources;
 mod restore;
 mod sandbox;
 mod security;
+mod settings;
 mod start;
 mod stop;
 mod userns;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_cri::Runtime;
 use longshore_pod::Timestamp;
 use longshore_pod::spec;
@@ -38,68 +37,18 @@ use tracing::debug;
 
 pub use announce::Announcer;
 pub use images::{Present, Pulls, Verification};
+pub use settings::Settings;
 pub use start::Prepared;
+pub use stop::{discard_sandbox, remove_run, stop_run};
 pub use userns::{Error as UserNamespaceError, Ids};
 
 use crate::config::GoDuration;
 use crate::handlers::Handlers;
 use crate::objects::Objects;
 use crate::observe::Observer;
-use crate::resources::cgroups::Cgroups;
+use crate::resources::managers::{self, Managers};
 use crate::services::Services;
 use crate::volumes::Volumes;
-
-/// What of the node's config shapes its pods.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Where the pods' directories are.
-    pub root_dir: PathBuf,
-    /// Where the pods' logs are.
-    pub pod_logs_dir: PathBuf,
-    /// Servers of the cluster's DNS.
-    pub cluster_dns: Vec<String>,
-    /// The cluster's domain.
-    pub cluster_domain: String,
-    /// The resolver config that pods inherit; `None` for an empty one.
-    pub resolv_conf: Option<PathBuf>,
-    /// The node's addresses, primary first.
-    pub host_ips: Vec<String>,
-    /// Whether containers without a profile get the runtime's own.
-    pub seccomp_default: bool,
-    /// Period of the CPU quota; `None` to enforce none.
-    pub cpu_cfs_quota_period: Option<Duration>,
-    /// The node's memory in bytes.
-    pub memory_capacity: i64,
-    /// What pods may ask for in all.
-    pub allocatable: BTreeMap<String, Quantity>,
-    /// How images are pulled.
-    pub pulls: Pulls,
-    /// Whether containers may name the signal that stops them.
-    pub stop_signals: bool,
-    /// Whether the kernel, out of memory, ends a container as a whole. On cgroup v2 alone.
-    pub oom_kills_group: bool,
-    /// The ids for pods with users of their own.
-    pub user_ids: Ids,
-    /// The cgroups of pods.
-    pub cgroups: Cgroups,
-}
-
-impl Settings {
-    /// The pod's own directory.
-    pub fn pod_dir(&self, pod: &Pod) -> PathBuf {
-        self.root_dir.join("pods").join(spec::uid(pod))
-    }
-
-    /// Where the logs of the pod's containers are.
-    pub fn pod_log_dir(&self, pod: &Pod) -> PathBuf {
-        self.log_dir(spec::namespace(pod), spec::name(pod), spec::uid(pod))
-    }
-
-    /// Where the logs of a pod are, by its identity.
-    pub fn log_dir(&self, namespace: &str, name: &str, uid: &str) -> PathBuf {
-        self.pod_logs_dir.join(format!("{namespace}_{name}_{uid}"))
-    }
-}
 
 /// A step could not be taken.
 #[derive(Debug, thiserror::Error)]
@@ -233,6 +182,9 @@ pub enum Error {
     /// The pod's cgroup cannot be made.
     #[error(transparent)]
     Cgroup(#[from] crate::resources::cgroups::Error),
+    /// What its containers have for themselves is not on disk.
+    #[error(transparent)]
+    Managers(#[from] managers::Error),
 }
 
 /// Why a container does not run: its waiting state's reason and message.
@@ -264,7 +216,7 @@ pub fn backoff_message(pod: &Pod, container: &str, delay: Duration) -> String {
 }
 
 /// A call's error in the words in which users and their tools know it.
-fn go_text(error: &longshore_cri::Error) -> String {
+pub(crate) fn go_text(error: &longshore_cri::Error) -> String {
     let (code, message) = match error {
         longshore_cri::Error::Status { code, message, .. } => (format!("{code:?}"), message),
         longshore_cri::Error::Unavailable { message, .. } => ("Unavailable".to_owned(), message),
@@ -293,6 +245,8 @@ pub struct Parts {
     pub announcer: Announcer,
     /// The ways into containers, for hooks.
     pub handlers: Handlers,
+    /// What containers have for themselves.
+    pub managers: Managers,
     /// What of the node's config shapes its pods.
     pub settings: Arc<Settings>,
 }
@@ -309,14 +263,15 @@ pub struct PodRuntime {
     handlers: Handlers,
     images: Arc<images::Images>,
     user_namespaces: Arc<userns::UserNamespaces>,
+    managers: Managers,
     settings: Arc<Settings>,
 }
 
 impl PodRuntime {
     /// Hands that work with these parts.
     pub fn new(parts: Parts) -> Self {
-        let Parts { cri, observer, objects, services, volumes, announcer, handlers, settings } =
-            parts;
+        let Parts { cri, observer, objects, services, volumes, announcer, handlers, .. } = parts;
+        let (managers, settings) = (parts.managers, parts.settings);
         let objects = objects.fresh();
         let images = images::Images::new(
             cri.clone(),
@@ -336,21 +291,28 @@ impl PodRuntime {
             volumes,
             announcer,
             handlers,
+            managers,
             settings,
         }
     }
 
-    /// Make what must stand before the pod's sandbox: directories and cgroup.
-    pub async fn prepare(&self, pod: &Pod) -> Result<(), Error> {
-        self.settings.cgroups.create(pod)?;
+    /// Make the pod's directories.
+    pub async fn create_dirs(&self, pod: &Pod) -> Result<(), Error> {
         for dir in [self.settings.pod_dir(pod), self.settings.pod_log_dir(pod)] {
             create_dir(&dir).await?;
         }
         Ok(())
     }
 
-    /// Run the pod's sandbox.
+    /// Take over a pod whose sandbox an earlier daemon made.
+    pub async fn adopt(&self, pod: &Pod) {
+        self.settings.cgroups.adopt(pod).await;
+    }
+
+    /// Make the pod's cgroup, and run its sandbox in it.
     pub async fn create_sandbox(&self, pod: &Pod, attempt: u32) -> Result<(), Error> {
+        self.managers.settled().await?;
+        self.settings.cgroups.create(&self.managers.without_quota(pod)).await?;
         let isolation = self.isolation(pod).await?;
         let (config, complaints) =
             sandbox::config(&self.settings, pod, attempt, isolation.namespaces)?;

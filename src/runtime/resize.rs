@@ -44,7 +44,7 @@ impl PodRuntime {
             Err(error) if error.is_unimplemented() || is_missing(&error) => {}
             told => told?,
         }
-        Ok(self.settings.cgroups.create(pod)?)
+        Ok(self.settings.cgroups.create(&self.managers.without_quota(pod)).await?)
     }
 
     /// The memory that the pod uses, in bytes.

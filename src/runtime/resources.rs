@@ -1,35 +1,15 @@
 //! CPU and memory of containers and pods, in the units of the kernel.
-//!
-//! Current limitations: swap is left as the runtime sets it.
 
 use std::collections::BTreeMap;
-use std::sync::LazyLock;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_cri::v1::{HugepageLimit, LinuxContainerResources};
-use longshore_pod::{qos, spec};
+use longshore_pod::{qos, resources as pod_resources};
 
 use super::Settings;
-
-const MIN_SHARES: i128 = 2;
-const MAX_SHARES: i128 = 262_144;
-const MIN_QUOTA: i128 = 1000;
-
-/// CPU shares (cgroup v1's unit) for so many thousandths of a CPU.
-pub fn shares(milli_cpu: i128) -> i64 {
-    let shares = (milli_cpu * 1024 / 1000).clamp(MIN_SHARES, MAX_SHARES);
-    i64::try_from(shares).unwrap_or(i64::MAX)
-}
-
-/// CPU quota in microseconds for each `period` microseconds; 0 is no limit.
-pub fn quota(milli_cpu: i128, period: i64) -> i64 {
-    if milli_cpu == 0 {
-        return 0;
-    }
-    let quota = (milli_cpu * i128::from(period) / 1000).max(MIN_QUOTA);
-    i64::try_from(quota).unwrap_or(i64::MAX)
-}
+use crate::resources::cgroups::{quota, shares};
+use crate::resources::hugepages;
 
 /// Thousandths of a CPU and bytes of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,48 +38,15 @@ pub fn amounts(pod_spec: &PodSpec, container: &Container) -> Amounts {
     }
 }
 
-/// What a pod asks for as a whole: its own amounts, or the sum of what runs at the same time,
-/// or the largest init container. A limit that some container lacks is no limit of the pod.
-pub fn pod_amounts(pod_spec: &PodSpec) -> Amounts {
-    let own = pod_spec.resources.as_ref();
-    let mut total = Amounts::default();
-    let (mut init_cpu, mut sidecar_cpu) = (0, 0);
-    let (mut cpu_limited, mut memory_limited) = (true, true);
-    for (kind, container) in spec::containers(pod_spec) {
-        let amounts = amounts(pod_spec, container);
-        let request = amounts.cpu_request.unwrap_or(amounts.cpu_limit);
-        if kind == spec::ContainerKind::Init {
-            init_cpu = init_cpu.max(request + sidecar_cpu);
-            continue;
-        }
-        if kind == spec::ContainerKind::Sidecar {
-            sidecar_cpu += request;
-        }
-        total.cpu_request = Some(total.cpu_request.unwrap_or(0) + request);
-        total.cpu_limit += amounts.cpu_limit;
-        total.memory_limit = total.memory_limit.saturating_add(amounts.memory_limit);
-        cpu_limited &= amounts.cpu_limit > 0;
-        memory_limited &= amounts.memory_limit > 0;
+/// What a pod asks for as a whole, without the overhead of its sandbox.
+pub(super) fn pod_amounts(pod_spec: &PodSpec) -> Amounts {
+    let (requests, limits) =
+        (pod_resources::net_requests(pod_spec), pod_resources::net_limits(pod_spec));
+    Amounts {
+        cpu_request: requests.get("cpu").and_then(qos::milli),
+        cpu_limit: qos::milli_of(Some(&limits), "cpu"),
+        memory_limit: qos::units_of(Some(&limits), "memory"),
     }
-    total.cpu_request = total.cpu_request.map(|cpu| cpu.max(init_cpu));
-    if !cpu_limited {
-        total.cpu_limit = 0;
-    }
-    if !memory_limited {
-        total.memory_limit = 0;
-    }
-    if let Some(own) = own {
-        let cpu = own.requests.as_ref().and_then(|list| list.get("cpu")).and_then(qos::milli);
-        total.cpu_request = cpu.or(total.cpu_request);
-        let limits = own.limits.as_ref();
-        if limits.is_some_and(|limits| limits.contains_key("cpu")) {
-            total.cpu_limit = qos::milli_of(limits, "cpu");
-        }
-        if limits.is_some_and(|limits| limits.contains_key("memory")) {
-            total.memory_limit = qos::units_of(limits, "memory");
-        }
-    }
-    total
 }
 
 /// A container's resources in the runtime's words.
@@ -112,42 +59,24 @@ pub fn container(
     let mut resources = linux(settings, amounts(pod_spec, container));
     resources.oom_score_adj = qos::oom_score_adj(pod, container, settings.memory_capacity);
     let of_pod = pod_spec.resources.as_ref().and_then(|resources| resources.limits.as_ref());
-    resources.hugepage_limits = hugepages(&HUGE_PAGES, [of_pod, qos::limits(container)]);
+    resources.hugepage_limits =
+        hugepage_limits(&hugepages::SIZES, [of_pod, qos::limits(container)]);
+    settings.swap.apply(pod, container, &mut resources);
+    if let Some(memory_qos) = &settings.memory_qos {
+        memory_qos.apply(pod, container, &mut resources.unified);
+    }
     resources
 }
 
-/// The sizes of the machine's huge pages in bytes.
-static HUGE_PAGES: LazyLock<Vec<u64>> = LazyLock::new(|| {
-    let entries = std::fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten();
-    let sizes = entries.filter_map(|entry| {
-        let name = entry.file_name();
-        let kib = name.to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?;
-        Some(kib.parse::<u64>().ok()? << 10)
-    });
-    sizes.collect()
-});
-
 /// A limit for each size of huge pages: what the last list that names it says, or none.
-fn hugepages(
+fn hugepage_limits(
     sizes: &[u64],
     limits: [Option<&BTreeMap<String, Quantity>>; 2],
 ) -> Vec<HugepageLimit> {
-    let named = |size: u64| {
-        let mut limits = limits.into_iter().rev().flatten().flatten();
-        let of_size = limits.find(|(name, _)| {
-            let bytes = name.strip_prefix("hugepages-").map(|size| Quantity(size.to_owned()));
-            bytes.as_ref().and_then(qos::milli) == Some(i128::from(size) * 1000)
-        });
-        of_size.and_then(|(_, limit)| u64::try_from(qos::milli(limit)? / 1000).ok())
-    };
-    let limit = |size: &u64| {
-        let (unit, shift) = match *size {
-            size if size >= 1 << 30 => ("GB", 30),
-            size if size >= 1 << 20 => ("MB", 20),
-            _ => ("KB", 10),
-        };
-        let page_size = format!("{}{unit}", size >> shift);
-        HugepageLimit { page_size, limit: named(*size).unwrap_or(0) }
+    let named = |size| limits.into_iter().rev().flatten().find_map(|l| hugepages::amount(l, size));
+    let limit = |size: &u64| HugepageLimit {
+        page_size: hugepages::name(*size),
+        limit: named(*size).unwrap_or(0),
     };
     sizes.iter().map(limit).collect()
 }
@@ -167,7 +96,8 @@ pub(super) fn overhead(settings: &Settings, pod_spec: &PodSpec) -> LinuxContaine
 
 fn linux(settings: &Settings, amounts: Amounts) -> LinuxContainerResources {
     let mut resources = LinuxContainerResources {
-        cpu_shares: shares(amounts.cpu_request.unwrap_or(amounts.cpu_limit)),
+        cpu_shares: i64::try_from(shares(amounts.cpu_request.unwrap_or(amounts.cpu_limit)))
+            .unwrap_or(i64::MAX),
         memory_limit_in_bytes: amounts.memory_limit,
         ..LinuxContainerResources::default()
     };
@@ -195,19 +125,9 @@ mod tests {
         };
         let of_pod = list(&[("hugepages-2Mi", "8Mi"), ("hugepages-1Gi", "1Gi"), ("cpu", "1")]);
         let own = list(&[("hugepages-2Mi", "4Mi")]);
-        let found = hugepages(&[2 << 20, 1 << 30, 64 << 10], [Some(&of_pod), Some(&own)]);
+        let found = hugepage_limits(&[2 << 20, 1 << 30, 64 << 10], [Some(&of_pod), Some(&own)]);
         let found: Vec<_> = found.iter().map(|l| (l.page_size.as_str(), l.limit)).collect();
         assert_eq!(found, [("2MB", 4 << 20), ("1GB", 1 << 30), ("64KB", 0)]);
-        assert_eq!(hugepages(&[2 << 20], [None, None])[0].limit, 0);
-    }
-
-    #[test]
-    fn shares_and_quota_follow_the_kernels_bounds() {
-        for (milli, expected) in [(0, 2), (1, 2), (100, 102), (1000, 1024), (500_000, 262_144)] {
-            assert_eq!(shares(milli), expected, "{milli}m");
-        }
-        for (milli, expected) in [(0, 0), (5, 1000), (10, 1000), (500, 50_000), (2000, 200_000)] {
-            assert_eq!(quota(milli, 100_000), expected, "{milli}m");
-        }
+        assert_eq!(hugepage_limits(&[2 << 20], [None, None])[0].limit, 0);
     }
 }

@@ -105,7 +105,10 @@ impl PodRuntime {
             isolation,
             restart_count,
         };
-        let config = self.container_config(pod, making).await.map_err(config_error)?;
+        let mut config = self.container_config(pod, making).await.map_err(config_error)?;
+        if let Some(resources) = config.linux.as_mut().and_then(|own| own.resources.as_mut()) {
+            self.managers.place(pod, &container.name, resources);
+        }
         let log = log_dir.join(format!("{restart_count}.log"));
         Ok(Prepared { config, sandbox_config, log })
     }
@@ -141,7 +144,7 @@ impl PodRuntime {
         };
         let (started, ()) = tokio::join!(starting, counting);
         // Looked at in either case: a container that failed to start has an exit to show.
-        if let Err(error) = self.observer.look_at_container(uid, &id, &sandbox.id).await {
+        if let Err(error) = self.observer.look_at_started(uid, &id, &sandbox.id).await {
             debug!(pod = describe(pod), %id, %error, "look at a started container failed");
         }
         started.map_err(|error| {
@@ -150,7 +153,8 @@ impl PodRuntime {
             self.not_started(pod, start, "RunContainerError", message)
         })?;
         say("Started", "Container started");
-        let link = container::legacy_log_link(pod, &start.name, &id);
+        let (namespace, name) = (spec::namespace(pod), spec::name(pod));
+        let link = container::legacy_log_link(namespace, name, &start.name, &id);
         if let Err(error) = link_log(&log, &link).await {
             debug!(link = %link.display(), %error, "no link to the log");
         }

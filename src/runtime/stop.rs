@@ -1,13 +1,22 @@
 //! The end of containers and sandboxes, and giving back what a pod held.
 
+use std::collections::HashSet;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use futures::stream::{self, StreamExt, TryStreamExt};
+
 use k8s_openapi::api::core::v1::Pod;
-use longshore_pod::spec;
+use longshore_cri::Runtime;
+use longshore_pod::observed::{Container, ObservedPod};
+use longshore_pod::{Timestamp, spec};
 use tracing::warn;
 
 use super::{Error, PodRuntime, container};
+
+/// Removals under way at once: a pod may leave thousands of containers.
+const REMOVALS: usize = 32;
 
 impl PodRuntime {
     /// Stop a container, within `grace` if it is willing. One that is gone counts as stopped.
@@ -30,17 +39,26 @@ impl PodRuntime {
 
     /// Remove a container that has ended, and the link to its log.
     pub async fn remove_container(&self, pod: &Pod, name: &str, id: &str) -> Result<(), Error> {
-        // The link goes first: once the container is gone, nothing tells of it.
-        let link = container::legacy_log_link(pod, name, id);
-        match tokio::fs::remove_file(&link).await {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                warn!(link = %link.display(), %error, "link to a log stays");
-            }
-            _ => {}
-        }
-        forgive_gone(self.cri.remove_container(id).await)?;
+        let link = container::legacy_log_link(spec::namespace(pod), spec::name(pod), name, id);
+        discard(&self.cri, id, &link).await?;
         self.observer.removed(spec::uid(pod), id);
         Ok(())
+    }
+
+    /// Remove all containers of a pod that has ended, and the links to their logs.
+    pub async fn remove_containers(&self, pod: &ObservedPod) -> Result<(), Error> {
+        let gone = Mutex::new(HashSet::new());
+        let removed = stream::iter(&pod.containers)
+            .map(Ok)
+            .try_for_each_concurrent(REMOVALS, |run| async {
+                discard_container(&self.cri, pod, run).await?;
+                gone.lock().unwrap_or_else(PoisonError::into_inner).insert(run.id.as_str());
+                Ok(())
+            })
+            .await;
+        let gone = gone.into_inner().unwrap_or_else(PoisonError::into_inner);
+        self.observer.all_removed(&pod.uid, &gone);
+        removed
     }
 
     /// Remove a stopped sandbox.
@@ -55,8 +73,14 @@ impl PodRuntime {
         self.images.forget(spec::uid(pod));
         self.objects.unregister(spec::uid(pod));
         self.user_namespaces.release(spec::uid(pod));
+        self.managers.release(spec::uid(pod));
         self.volumes.unmount(spec::uid(pod)).await?;
-        Ok(self.settings.cgroups.remove(pod)?)
+        Ok(self.settings.cgroups.remove(pod).await?)
+    }
+
+    /// An image was removed, at that time or later: whoever asks for it next is a stranger.
+    pub fn image_removed(&self, id: &str, since: Timestamp) {
+        self.images.removed(id, since);
     }
 
     /// Write the data of the pod's volumes anew where it has changed.
@@ -95,9 +119,96 @@ impl PodRuntime {
     }
 }
 
+/// Stop what is left of a run. One that is gone counts as stopped.
+pub async fn stop_run(cri: &Runtime, id: &str, grace: Duration) -> Result<(), Error> {
+    Ok(forgive_gone(cri.stop_container(id, grace).await)?)
+}
+
+/// Remove a run that has ended for good, and its logs.
+pub async fn remove_run(cri: &Runtime, pod: &ObservedPod, run: &Container) -> Result<(), Error> {
+    let log = Path::new(&run.log_path);
+    // What does not lie where the logs of pods do, others have put there.
+    let pod_dir = log.ancestors().nth(2).map(|dir| dir.to_string_lossy().into_owned());
+    if pod_dir.is_some_and(|dir| dir.ends_with(&format!("_{}", pod.uid))) {
+        remove_log(log).await?;
+    }
+    discard_container(cri, pod, run).await
+}
+
+/// Stop a sandbox, should its network be there yet, and remove it.
+pub async fn discard_sandbox(cri: &Runtime, id: &str) -> Result<(), Error> {
+    forgive_gone(cri.stop_pod_sandbox(id).await)?;
+    Ok(forgive_gone(cri.remove_pod_sandbox(id).await)?)
+}
+
+async fn discard_container(cri: &Runtime, pod: &ObservedPod, run: &Container) -> Result<(), Error> {
+    let link = container::legacy_log_link(&pod.namespace, &pod.name, &run.name, &run.id);
+    discard(cri, &run.id, &link).await
+}
+
+async fn discard(cri: &Runtime, id: &str, link: &Path) -> Result<(), Error> {
+    // The link goes first: once the container is gone, nothing tells of it.
+    match tokio::fs::remove_file(link).await {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            warn!(link = %link.display(), %error, "link to a log stays");
+        }
+        _ => {}
+    }
+    Ok(forgive_gone(cri.remove_container(id).await)?)
+}
+
+/// Remove a log and what was rotated out of it: all that begins like it in its directory.
+async fn remove_log(log: &Path) -> Result<(), Error> {
+    let (Some(dir), Some(name)) = (log.parent(), log.file_name()) else { return Ok(()) };
+    let at = |path: &Path| {
+        let path = path.to_owned();
+        move |source| Error::Io { path, source }
+    };
+    let mut entries = match tokio::fs::read_dir(dir).await {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(at(dir))?,
+    };
+    while let Some(entry) = entries.next_entry().await.map_err(at(dir))? {
+        if entry.file_name().as_encoded_bytes().starts_with(name.as_encoded_bytes()) {
+            let path = entry.path();
+            match tokio::fs::remove_file(&path).await {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(at(&path)(error));
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
 fn forgive_gone(result: longshore_cri::Result<()>) -> longshore_cri::Result<()> {
     match result {
         Err(error) if error.is_not_found() => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_log_goes_with_what_was_rotated_out_of_it_and_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = ["1.log", "1.log.20260101-000000", "1.log.20260101-000000.gz"];
+        let others = ["0.log", "11.log", "1.txt"];
+        own.iter()
+            .chain(&others)
+            .for_each(|name| std::fs::write(dir.path().join(name), "").unwrap());
+        remove_log(&dir.path().join("1.log")).await.unwrap();
+        let left = std::fs::read_dir(dir.path()).unwrap();
+        let left: BTreeSet<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, others.map(Into::into).into());
+        remove_log(&dir.path().join("none/1.log")).await.unwrap();
+        remove_log(Path::new("")).await.unwrap();
     }
 }

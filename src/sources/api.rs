@@ -1,18 +1,31 @@
 //! The pods that the apiserver has bound to this node.
 
+use std::sync::Arc;
+
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use longshore_pod::spec;
 use tokio::sync::mpsc::Sender;
+use tokio::sync::watch;
 use tracing::warn;
 
 use super::{Source, Update};
 
-/// Follow the node's pods until nobody listens any more.
-pub async fn watch_pods(client: Client, node_name: String, updates: Sender<(Source, Update)>) {
+/// Follow the node's pods until nobody listens any more; begin when it is known what the apiserver
+/// has of the node itself, for that decides which of them are taken in.
+pub async fn watch_pods(
+    client: Client,
+    node_name: String,
+    mut node: watch::Receiver<Option<Arc<Node>>>,
+    updates: Sender<(Source, Update)>,
+) {
+    if node.changed().await.is_err() {
+        return;
+    }
+    drop(node);
     let pods: Api<Pod> = Api::all(client);
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node_name}"));
     let mut events = watcher(pods, config).default_backoff().boxed();

@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements, Volume};
+use longshore_godump::Quantity;
 use longshore_pod::spec;
 
-use super::dump::Quantity;
 use super::manifest::{Error, field};
 use crate::objects;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures::future::join;
 use k8s_openapi::api::core::v1::Pod;
-use longshore_pod::observed::{self, ObservedPod, Sandbox};
+use longshore_pod::observed::{self, Sandbox};
 use longshore_pod::plan::{Reset, Start};
 use longshore_pod::spec;
 use tokio::sync::Mutex;
@@ -17,9 +17,6 @@ use super::steps::{Failure, Outcome};
 use super::stop::{Farewell, stop};
 use crate::runtime::{Error, Present, StartError, describe};
 use crate::volumes::PodMounts;
-
-/// Instances of one container that are kept: the newest, and the one before for its log.
-const KEPT_RUNS: usize = 2;
 
 /// What every step works with.
 #[derive(Clone)]
@@ -60,14 +57,10 @@ impl Hands {
     /// Mount the volumes of a pod whose sandbox stands already: an earlier daemon's, which may have
     /// come to its end before it had cleared up.
     pub(super) async fn mount(self, recall: CancellationToken) -> Outcome {
+        self.tools.runtime.adopt(&self.pod).await;
         match recall.run_until_cancelled(self.mounted()).await {
             None => Outcome::Recalled,
-            Some(Ok(mounts)) => {
-                for (_, container) in self.pod.spec.iter().flat_map(spec::containers) {
-                    self.remove_old_runs(&container.name).await;
-                }
-                Outcome::Mounted(mounts)
-            }
+            Some(Ok(mounts)) => Outcome::Mounted(mounts),
             Some(Err(failure)) => Outcome::Failed(failure),
         }
     }
@@ -107,15 +100,9 @@ impl Hands {
         for id in old {
             self.tools.runtime.stop_sandbox(self.uid(), &id).await.map_err(killing)?;
         }
-        self.tools.runtime.prepare(&self.pod).await.map_err(|error| match error {
-            Error::Cgroup(error) => Failure {
-                reason: "FailedCreatePodContainer",
-                message: format!("unable to ensure pod container exists: {error}"),
-            },
-            error => Failure {
-                reason: "Failed",
-                message: format!("error making pod data directories: {error}"),
-            },
+        self.tools.runtime.create_dirs(&self.pod).await.map_err(|error| Failure {
+            reason: "Failed",
+            message: format!("error making pod data directories: {error}"),
         })?;
         let mounting = recall.run_until_cancelled(self.mounted());
         let (mounts, made) = match volumes {
@@ -151,9 +138,15 @@ impl Hands {
             // The call may have failed and its work not: the next relist has it then.
             debug!(pod = describe(&self.pod), %error, "no look for what a failed call has left");
         }
-        made.map_err(|error| Failure {
-            reason: "FailedCreatePodSandBox",
-            message: format!("Failed to create pod sandbox: {error}"),
+        made.map_err(|error| match error {
+            Error::Cgroup(error) => Failure {
+                reason: "FailedCreatePodContainer",
+                message: format!("unable to ensure pod container exists: {error}"),
+            },
+            error => Failure {
+                reason: "FailedCreatePodSandBox",
+                message: format!("Failed to create pod sandbox: {error}"),
+            },
         })
     }
 
@@ -234,7 +227,6 @@ impl Hands {
             Some(started) => started,
         };
         self.place.give_back();
-        self.remove_old_runs(&start.name).await;
         match started {
             Ok(()) => Outcome::Started(start.name),
             Err(_) if self.is_lost(&sandbox.id).await => Outcome::SandboxLost(start.name),
@@ -303,29 +295,6 @@ impl Hands {
             }
         }
         Outcome::Done
-    }
-
-    /// Of the runs of a container before its newest, and of the sandboxes that they were in, keep
-    /// the newest alone.
-    async fn remove_old_runs(&self, name: &str) {
-        let seen = || self.tools.observer.pod(self.uid()).unwrap_or_default();
-        let before: Arc<ObservedPod> = seen();
-        let runs = before.containers.iter().filter(|run| run.name == name);
-        for run in runs.skip(KEPT_RUNS).filter(|run| run.finished_at().is_some()) {
-            let removed = self.tools.runtime.remove_container(&self.pod, &run.name, &run.id).await;
-            if let Err(error) = removed {
-                debug!(pod = describe(&self.pod), name, id = run.id, %error, "old run not removed");
-            }
-        }
-        let after = seen();
-        for old in after.sandboxes.iter().skip(1) {
-            if after.containers.iter().any(|run| run.sandbox_id == old.id) {
-                continue;
-            }
-            if let Err(error) = self.tools.runtime.remove_sandbox(self.uid(), &old.id).await {
-                debug!(pod = describe(&self.pod), id = old.id, %error, "old sandbox not removed");
-            }
-        }
     }
 }
 

@@ -17,7 +17,7 @@ use crate::runtime::{Error, describe};
 const DEFAULT_GRACE: i64 = 30;
 
 /// How long the pod's containers may take to stop. A forced end still sends the stop signal.
-pub(super) fn grace(pod: &Pod) -> Duration {
+pub(crate) fn grace(pod: &Pod) -> Duration {
     let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
     let seconds = pod.metadata.deletion_grace_period_seconds.or(own).unwrap_or(DEFAULT_GRACE);
     Duration::from_secs(u64::try_from(seconds.max(1)).unwrap_or(1))
@@ -81,6 +81,7 @@ impl Task {
     /// The end is complete: tell it, give back what the pod held, and once its object is gone,
     /// remove what the runtime keeps of it.
     pub(super) async fn clean_up(&mut self) {
+        self.seat = None;
         let observed = self.observed.borrow_and_update().clone();
         self.tell(&observed);
         self.tools.probes.forget(spec::uid(&self.pod));
@@ -121,13 +122,7 @@ impl Task {
     async fn remove(&mut self) -> Result<(), Error> {
         let observed = self.observed.borrow_and_update().clone();
         let (tools, pod) = (&self.tools, &self.pod);
-        try_join_all(
-            observed
-                .containers
-                .iter()
-                .map(|run| tools.runtime.remove_container(pod, &run.name, &run.id)),
-        )
-        .await?;
+        tools.runtime.remove_containers(&observed).await?;
         let sandboxes = observed.sandboxes.iter();
         try_join_all(
             sandboxes.map(|sandbox| tools.runtime.remove_sandbox(spec::uid(pod), &sandbox.id)),

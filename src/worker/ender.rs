@@ -28,6 +28,14 @@ impl Ender {
         true
     }
 
+    /// A worker of nobody's, for tests: gives what it was asked for.
+    #[cfg(test)]
+    pub(crate) fn listen(&self, uid: &str) -> impl Fn() -> Option<End> + use<> {
+        let (orders, order) = watch::channel(Order { pod: Arc::default(), gone: false, end: None });
+        self.workers().insert(uid.to_owned(), orders);
+        move || order.borrow().end.clone()
+    }
+
     /// The workers by the UID of their pod.
     pub(super) fn workers(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<Order>>> {
         // No code panics while it holds the lock.
@@ -53,12 +61,11 @@ mod tests {
             grace: grace.map(Duration::from_secs),
         };
         assert!(!ender.end("u", end("Evicted", None)), "nobody hears it");
-        let (orders, order) = watch::channel(Order { pod: Arc::default(), gone: false, end: None });
-        ender.workers().insert("u".to_owned(), orders);
+        let order = ender.listen("u");
         for (asked, expected) in [(None, None), (Some(9), Some(9)), (Some(30), Some(9))] {
             let reason = if asked.is_none() { "Evicted" } else { "Terminated" };
             assert!(ender.end("u", end(reason, asked)));
-            assert_eq!(order.borrow().end, Some(end("Evicted", expected)));
+            assert_eq!(order(), Some(end("Evicted", expected)));
         }
     }
 }

@@ -7,6 +7,7 @@
 mod act;
 mod end;
 mod ender;
+mod entry;
 mod place;
 mod pool;
 mod resize;
@@ -21,6 +22,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use longshore_pod::status::Verdict;
 
+pub(crate) use end::grace;
 pub use ender::Ender;
 pub use place::Places;
 pub use pool::{Pool, Tools};

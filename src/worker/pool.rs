@@ -19,10 +19,12 @@ use super::Order;
 use super::ender::Ender;
 use super::place::Places;
 use super::task::Task;
+use crate::admission::Admission;
 use crate::desired::{Change, Desired};
 use crate::observe::Observer;
 use crate::probes::Probes;
 use crate::resources::allocation::Allocation;
+use crate::resources::managers::Managers;
 use crate::runtime::{Announcer, PodRuntime, Settings};
 use crate::status::StatusWriter;
 use crate::volumes::Volumes;
@@ -58,8 +60,10 @@ pub struct Tools {
     pub places: Places,
     /// What pods have been given.
     pub allocation: Allocation,
+    /// What containers have for themselves.
+    pub managers: Managers,
     /// What decides whether a pod is taken in.
-    pub admission: longshore_pod::admission::Node,
+    pub admission: Admission,
 }
 
 /// The workers.
@@ -76,12 +80,12 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool without workers.
-    pub fn new(tools: Arc<Tools>, desired: Desired) -> Self {
+    /// A pool without workers, that will be reached by `workers`.
+    pub fn new(tools: Arc<Tools>, desired: Desired, workers: Ender) -> Self {
         Self {
             tools,
             desired,
-            workers: Ender::default(),
+            workers,
             waiting: HashMap::new(),
             tasks: JoinSet::new(),
             swept: false,
@@ -161,7 +165,11 @@ impl Pool {
             None => {
                 let (orders, order) = watch::channel(Order { pod, gone: false, end: None });
                 workers.insert(uid, orders);
-                self.tasks.spawn(Task::new(self.tools.clone(), order).run());
+                drop(workers);
+                let mut task = Task::new(self.tools.clone(), order);
+                // Here, so that pods are taken in in the order in which they come.
+                task.admit();
+                self.tasks.spawn(task.run());
             }
         }
     }

@@ -60,6 +60,11 @@ impl Task {
             self.tools.allocation.review(&self.asked);
         }
         self.pod = self.tools.allocation.allotted(&self.asked);
+        if self.was_resized
+            && let Err(verdict) = self.tools.admission.resize(&self.pod)
+        {
+            debug!(pod = describe(&self.pod), verdict.message, "seat not changed");
+        }
     }
 
     /// Take in what was decided about a resize.
@@ -69,6 +74,7 @@ impl Task {
             return;
         }
         self.grants = decision.grants;
+        self.was_resized = true;
         self.pod = self.tools.allocation.allotted(&self.asked);
         let told = InProgress { generation: decision.generation, error: None };
         self.resizing = Some(told.into());

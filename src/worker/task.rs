@@ -11,17 +11,19 @@ use longshore_pod::observed::ObservedPod;
 use longshore_pod::plan::BackoffKey;
 use longshore_pod::probes::ProbeResults;
 use longshore_pod::status::{self, Context, Verdict};
-use longshore_pod::{Timestamp, admission, spec};
+use longshore_pod::{Timestamp, spec};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::debug;
 
 use super::act::Hands;
 use super::end::grace;
+use super::entry::Entry;
 use super::place::Place;
 use super::resize::Resizing;
 use super::steps::{Outcome, Steps};
 use super::{Order, Phase, Tools, Why};
+use crate::admission::Seat;
 use crate::resources::allocation::Decision;
 use crate::runtime::{Present, describe};
 use crate::volumes::PodMounts;
@@ -48,6 +50,10 @@ pub(super) struct Task {
     pub(super) phase: Phase,
     /// Why the pod was ended by the node, if it was.
     pub(super) verdict: Option<Verdict>,
+    /// What it holds on the node, until nothing of it runs any more.
+    pub(super) seat: Option<Seat>,
+    /// How it stands with its coming in.
+    pub(super) entry: Entry,
     /// Whether it was not even let in.
     pub(super) refused: bool,
     /// The status told last.
@@ -77,6 +83,8 @@ pub(super) struct Task {
     pub(super) stopped: HashSet<String>,
     /// The resize under way, if one is.
     pub(super) resizing: Option<Resizing>,
+    /// Whether its seat may be larger than what it has.
+    pub(super) was_resized: bool,
     /// How many resizes were begun.
     pub(super) grants: u64,
     /// When the grace of the pod as a whole is over, once it ends.
@@ -103,17 +111,21 @@ impl Task {
         let restarts = Backoff::new(RESTART_BASE, tools.max_restart_delay);
         let decision = tools.allocation.subscribe(spec::uid(&pod));
         let told = pod.status.clone().unwrap_or_default();
+        let resizing = status::resize_told(&told).1.map(Resizing::from);
         Self {
             decision,
             asked: pod.clone(),
             pod: tools.allocation.allotted(&pod),
-            resizing: status::resize_told(&told).1.map(Resizing::from),
+            was_resized: resizing.is_some(),
+            resizing,
             grants: 0,
             order,
             observed,
             probes,
             phase: Phase::Syncing,
             verdict: None,
+            seat: None,
+            entry: Entry::Known,
             refused: false,
             told,
             steps: Steps::default(),
@@ -147,9 +159,7 @@ impl Task {
     /// Work until nothing of the pod is left to care for; gives its UID.
     pub(super) async fn run(mut self) -> String {
         self.tools.objects.register(&self.pod);
-        if self.take_order().is_none() {
-            self.admit();
-        }
+        self.enter().await;
         loop {
             let end = self.take_order();
             let wake_at = match (self.phase, end) {
@@ -171,17 +181,6 @@ impl Task {
                 self.wait(wake_at).await;
             }
         }
-    }
-
-    /// What the node does not take in ends before anything is done for it. What it once took in
-    /// stays, whatever the node would say now.
-    fn admit(&mut self) {
-        let is_new = self.observed.borrow().is_gone();
-        let verdict = admission::rejects(&self.pod, &self.tools.admission).filter(|_| is_new);
-        let Some(verdict) = verdict else { return self.hold() };
-        self.tools.announcer.pod(&self.pod, true, &verdict.reason, &verdict.message);
-        self.told = status::rejected(&self.pod, &verdict, Timestamp::now());
-        self.refused = true;
     }
 
     /// Take in the newest order. Tells whether it ends the pod: how fast, and why.

@@ -8,6 +8,7 @@
     missing_docs
 )]
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use kube::{Client, Config};
 use longshore_testkit::fakecri::FaultProxy;
 use longshore_testkit::{Apiserver, BUSYBOX, Host, NodeOptions, wait_until};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Enough for anything that works, on a machine that is busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -189,6 +191,31 @@ pub fn script(text: &str) -> Value {
 
 pub fn container(name: &str, text: &str) -> Value {
     json!({"name": name, "image": BUSYBOX, "imagePullPolicy": "Never", "command": ["sh", "-c", text]})
+}
+
+/// The manifest of a static pod.
+pub fn manifest(name: &str, restart: &str, containers: Value) -> String {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {
+            "restartPolicy": restart, "terminationGracePeriodSeconds": 1, "containers": containers,
+        },
+    })
+    .to_string()
+}
+
+/// The answer of a node's read-only port.
+pub async fn ask(node: Ipv4Addr, path: &str) -> Result<Value, String> {
+    let ask = async {
+        let mut connection = tokio::net::TcpStream::connect((node, 10255)).await?;
+        let request = format!("GET {path} HTTP/1.0\r\nHost: node\r\n\r\n");
+        connection.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).await.map(|_| answer)
+    };
+    let answer = ask.await.map_err(|error: std::io::Error| error.to_string())?;
+    let body = answer.split_once("\r\n\r\n").ok_or(answer.clone())?.1;
+    serde_json::from_str(body).map_err(|error| format!("{error}: {answer}"))
 }
 
 /// Runs until it is told to stop, and then stops at once.

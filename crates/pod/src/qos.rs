@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::spec;
+use crate::{resources, spec};
 
 /// How well a pod's resources are guaranteed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QosClass {
     /// Every container has CPU and memory limits, and its requests equal them.
     Guaranteed,
@@ -140,22 +140,144 @@ pub fn class(pod: &Pod) -> QosClass {
 }
 
 /// The `oom_score_adj` of a container on a node with that much memory (bytes).
+///
+/// A burstable container that stays within its request is to outlive those that do not: the more
+/// of the node's memory it asks for, the lower its score.
 pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity: i64) -> i64 {
     const GUARANTEED: i64 = -997;
     const BEST_EFFORT: i64 = 1000;
-    let critical = pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0) >= 2_000_000_000;
-    if critical {
+    if spec::is_node_critical(pod) {
         return GUARANTEED;
     }
+    let Some(pod_spec) = &pod.spec else { return BEST_EFFORT };
     match class(pod) {
-        QosClass::Guaranteed => GUARANTEED,
-        QosClass::BestEffort => BEST_EFFORT,
-        QosClass::Burstable => {
-            let request = i128::from(units_of(requests(container), "memory"));
-            let share = 1000 * request / i128::from(memory_capacity.max(1));
-            // Never below what is kept for guaranteed pods, never equal to best effort.
-            let score = (1000 - share).clamp(1000 + i128::from(GUARANTEED), 999);
-            i64::try_from(score).unwrap_or(999)
+        QosClass::Guaranteed => return GUARANTEED,
+        QosClass::BestEffort => return BEST_EFFORT,
+        QosClass::Burstable => {}
+    }
+    let request = |container| i128::from(units_of(requests(container), "memory"));
+    let mut asked = request(container);
+    let is_sidecar = spec::is_sidecar(container)
+        && spec::init_containers(pod_spec).iter().any(|init| init.name == container.name);
+    if is_sidecar {
+        // It is to go no sooner than those it serves.
+        asked = asked.max(pod_spec.containers.iter().map(request).min().unwrap_or(0));
+    }
+    asked += share_of_pod_level(pod_spec);
+    let score = 1000 - 1000 * asked / i128::from(memory_capacity.max(1));
+    // Never below what is kept for guaranteed pods, never equal to best effort.
+    let score = score.clamp(1000 + i128::from(GUARANTEED), i128::from(BEST_EFFORT) - 1);
+    i64::try_from(score).unwrap_or(BEST_EFFORT - 1)
+}
+
+/// Memory that the pod requests above what its containers do, in equal parts for each (bytes).
+fn share_of_pod_level(pod_spec: &PodSpec) -> i128 {
+    let own = pod_spec.resources.as_ref().and_then(|own| own.requests.as_ref());
+    let whole = i128::from(units_of(own, "memory"));
+    let containers = pod_spec.containers.len() + spec::init_containers(pod_spec).len();
+    if whole == 0 || containers == 0 {
+        return 0;
+    }
+    let requested = units_of(Some(&resources::container_requests(pod_spec)), "memory");
+    (whole - i128::from(requested)) / containers as i128
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const GIB: i64 = 1 << 30;
+
+    fn container(name: &str, request: &str) -> Value {
+        json!({"name": name, "resources": {"requests": {"memory": request}}})
+    }
+
+    fn pod(spec: Value) -> Pod {
+        serde_json::from_value(json!({"spec": spec})).unwrap()
+    }
+
+    /// The score of the named container on a node with ten GiB.
+    fn score(pod: &Pod, name: &str) -> i64 {
+        let (_, container) = spec::container(pod, name).unwrap();
+        oom_score_adj(pod, &container, 10 * GIB)
+    }
+
+    #[test]
+    fn a_burstable_container_is_safe_by_the_memory_that_it_asks_for() {
+        for (request, expected) in [
+            ("0", 999),
+            ("1Ki", 999),
+            ("1Gi", 900),
+            ("5Gi", 500),
+            ("9999Mi", 24),
+            ("10Gi", 3),
+            ("100Gi", 3),
+        ] {
+            let other = container("other", "1Mi");
+            let pod = pod(json!({"containers": [container("c", request), other]}));
+            assert_eq!(score(&pod, "c"), expected, "{request}");
         }
+    }
+
+    #[test]
+    fn other_classes_have_fixed_scores() {
+        let exact = json!({"cpu": "1", "memory": "1Gi"});
+        let guaranteed = pod(json!({"containers": [
+            {"name": "c", "resources": {"requests": exact, "limits": exact}},
+        ]}));
+        assert_eq!(score(&guaranteed, "c"), -997);
+        assert_eq!(score(&pod(json!({"containers": [{"name": "c"}]})), "c"), 1000);
+    }
+
+    #[test]
+    fn only_what_the_node_needs_is_spared() {
+        for (class, priority, source, expected) in [
+            ("system-node-critical", 2_000_001_000, "api", -997),
+            ("system-cluster-critical", 2_000_000_000, "api", 1000),
+            ("system-node-critical", 0, "api", 1000),
+            ("system-node-critical", 0, "file", -997),
+            ("", 0, "file", 1000),
+        ] {
+            let pod: Pod = serde_json::from_value(json!({
+                "metadata": {"annotations": {spec::SOURCE_ANNOTATION: source}},
+                "spec": {
+                    "priorityClassName": class, "priority": priority,
+                    "containers": [{"name": "c"}],
+                },
+            }))
+            .unwrap();
+            assert_eq!(score(&pod, "c"), expected, "{class} {priority} {source}");
+        }
+    }
+
+    #[test]
+    fn a_sidecar_goes_no_sooner_than_those_it_serves() {
+        for (sidecar, regular, expected) in [
+            ("1Gi", ["2Gi", "3Gi"], 800),
+            ("4Gi", ["2Gi", "3Gi"], 600),
+            ("1Gi", ["0", "3Gi"], 900),
+            ("0", ["0", "3Gi"], 999),
+        ] {
+            let mut own = container("sidecar", sidecar);
+            own["restartPolicy"] = json!("Always");
+            let pod = pod(json!({
+                "initContainers": [own],
+                "containers": [container("a", regular[0]), container("b", regular[1])],
+            }));
+            assert_eq!(score(&pod, "sidecar"), expected, "{sidecar} {regular:?}");
+        }
+    }
+
+    #[test]
+    fn memory_of_the_pod_as_a_whole_is_shared_out() {
+        let pod = pod(json!({
+            "resources": {"requests": {"memory": "5Gi"}},
+            "containers": [container("a", "1Gi"), container("b", "0")],
+        }));
+        assert_eq!((score(&pod, "a"), score(&pod, "b")), (700, 800));
     }
 }

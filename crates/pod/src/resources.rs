@@ -17,25 +17,62 @@ const LEAST_CPU: i128 = 2;
 /// What the pod requests: its own amounts, or what its containers do at their peak, and the
 /// overhead of its sandbox.
 pub fn requests(pod_spec: &PodSpec) -> List {
-    let mut total = peak(pod_spec, qos::requests);
-    total.extend(own(pod_spec, |own| own.requests.as_ref()));
+    let mut total = net_requests(pod_spec);
     for (name, amount) in pod_spec.overhead.iter().flatten() {
         add(&mut total, name, amount);
     }
     total
 }
 
+/// The same without the overhead.
+pub fn net_requests(pod_spec: &PodSpec) -> List {
+    let mut total = container_requests(pod_spec);
+    total.extend(own(pod_spec, |own| own.requests.as_ref()));
+    total
+}
+
+/// What the pod's containers request at their peak.
+pub(crate) fn container_requests(pod_spec: &PodSpec) -> List {
+    peak(pod_spec, qos::requests)
+}
+
 /// What the pod may use at most, summed up as [`requests`] are. A limit that only some containers
-/// have is among them, though nothing enforces it for the pod.
+/// have is among them, though nothing enforces it for the pod: [`is_limited`].
 pub fn limits(pod_spec: &PodSpec) -> List {
-    let mut total = peak(pod_spec, qos::limits);
-    total.extend(own(pod_spec, |own| own.limits.as_ref()));
+    let mut total = net_limits(pod_spec);
     for (name, amount) in pod_spec.overhead.iter().flatten() {
         if total.get(name).and_then(milli).is_some_and(|limit| limit != 0) {
             add(&mut total, name, amount);
         }
     }
     total
+}
+
+/// The same without the overhead.
+pub fn net_limits(pod_spec: &PodSpec) -> List {
+    let mut total = peak(pod_spec, qos::limits);
+    total.extend(own(pod_spec, |own| own.limits.as_ref()));
+    total
+}
+
+/// Whether the pod as a whole has a limit of that resource: by its own amounts, or because at no
+/// time a container without one runs.
+pub fn is_limited(pod_spec: &PodSpec, resource: &str) -> bool {
+    let limit_of = |container| qos::milli_of(qos::limits(container), resource);
+    let own_limits = pod_spec.resources.as_ref().and_then(|own| own.limits.as_ref());
+    if qos::milli_of(own_limits, resource) > 0 {
+        return true;
+    }
+    // An init container counts together with the sidecars before it, as it does in the peak.
+    let mut sidecars = 0;
+    let init_limited = spec::init_containers(pod_spec).iter().all(|container| {
+        let limit = limit_of(container);
+        if spec::is_sidecar(container) {
+            sidecars += limit;
+        }
+        limit > 0 || sidecars > 0
+    });
+    init_limited && pod_spec.containers.iter().all(|container| limit_of(container) > 0)
 }
 
 /// The `resources` of a pod's status: before it runs, all that it asks for; once it does, what is
@@ -221,6 +258,31 @@ mod tests {
         }));
         assert_eq!(show(&requests(&pod_spec)), "cpu=2 memory=64Mi");
         assert_eq!(show(&limits(&pod_spec)), "cpu=1 memory=1Gi");
+    }
+
+    #[test]
+    fn a_pod_is_limited_if_at_no_time_something_without_limit_runs() {
+        let limited = |limits: Value| asks(json!({}), limits);
+        let sidecar = |limits: Value| {
+            let mut sidecar = limited(limits);
+            sidecar["restartPolicy"] = json!("Always");
+            sidecar
+        };
+        let one = || limited(json!({"cpu": "1"}));
+        let none = || limited(json!({}));
+        for (init, regular, own, expected) in [
+            (vec![], vec![one()], json!({}), true),
+            (vec![], vec![one(), none()], json!({}), false),
+            (vec![], vec![one(), none()], json!({"limits": {"cpu": "2"}}), true),
+            (vec![], vec![one(), none()], json!({"limits": {"memory": "2Gi"}}), false),
+            (vec![none()], vec![one()], json!({}), false),
+            (vec![sidecar(json!({"cpu": "1"})), none()], vec![one()], json!({}), true),
+            (vec![none(), sidecar(json!({"cpu": "1"}))], vec![one()], json!({}), false),
+        ] {
+            let spec =
+                pod(json!({"initContainers": init, "containers": regular, "resources": own}));
+            assert_eq!(is_limited(&spec, "cpu"), expected, "{spec:?}");
+        }
     }
 
     #[test]

@@ -58,6 +58,20 @@ pub fn is_mirror(pod: &Pod) -> bool {
     annotation(pod, MIRROR_ANNOTATION).is_some()
 }
 
+/// Whether the node or its cluster cannot do without the pod: a static pod, a mirror of one, or one
+/// of a system priority.
+pub fn is_critical(pod: &Pod) -> bool {
+    const SYSTEM_PRIORITY: i32 = 2_000_000_000;
+    let priority = pod.spec.as_ref().and_then(|spec| spec.priority);
+    is_static(pod) || is_mirror(pod) || priority.is_some_and(|own| own >= SYSTEM_PRIORITY)
+}
+
+/// Whether the node cannot do without the pod.
+pub fn is_node_critical(pod: &Pod) -> bool {
+    let class = pod.spec.as_ref().and_then(|spec| spec.priority_class_name.as_deref());
+    class == Some("system-node-critical") && is_critical(pod)
+}
+
 /// Whether the pod shares the node's network namespace.
 pub fn host_network(pod: &Pod) -> bool {
     pod.spec.as_ref().and_then(|spec| spec.host_network).unwrap_or(false)

@@ -1,13 +1,43 @@
 //! The cgroup of a host: one directory of its name in every hierarchy (v1, hybrid or v2), under
-//! which its daemons and the pods' `kubepods` live. Being in it is how a process is known as the
-//! host's, whatever it forked or renamed itself to.
+//! which its daemons and the pods' `kubepods` live; with the systemd driver, pods live in a slice of
+//! that name. Being in them is how a process is known as the host's, whatever it forked or renamed
+//! itself to.
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::command::run_words;
 use crate::error::{AtPath, Error, Result};
+
+/// Who makes the cgroups of pods on a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CgroupDriver {
+    /// Node and runtime, as directories.
+    Cgroupfs,
+    /// systemd, as slices and scopes.
+    Systemd,
+}
+
+impl CgroupDriver {
+    /// The driver that `LONGSHORE_CGROUP_DRIVER` names, `cgroupfs` otherwise.
+    pub fn of_tests() -> Self {
+        match env::var("LONGSHORE_CGROUP_DRIVER") {
+            Ok(name) if name == "systemd" => Self::Systemd,
+            _ => Self::Cgroupfs,
+        }
+    }
+
+    /// Its name in a node's configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cgroupfs => "cgroupfs",
+            Self::Systemd => "systemd",
+        }
+    }
+}
 
 /// The leaf for the daemons: cgroup v2 wants no process in a group that has children.
 const SYSTEM: &str = "system";
@@ -44,14 +74,16 @@ pub(crate) fn create(name: &str) -> Result<PathBuf> {
     }
     let system = first.join(name).join(SYSTEM);
     fs::create_dir_all(&system).at(&system)?;
+    if CgroupDriver::of_tests() == CgroupDriver::Systemd {
+        run_words("systemctl", &format!("start {}", slice(name)))?;
+    }
     Ok(system)
 }
 
 /// The processes in the host's groups, zombies left out.
 pub(crate) fn processes(name: &str) -> Vec<Pid> {
-    let mut pids: Vec<i32> = hierarchies()
-        .iter()
-        .flat_map(|root| walk(&root.join(name)))
+    let mut pids: Vec<i32> = existing(name)
+        .into_iter()
         .filter_map(|group| fs::read_to_string(group.join("cgroup.procs")).ok())
         .flat_map(|list| list.lines().filter_map(|l| l.parse().ok()).collect::<Vec<i32>>())
         .filter(|pid| *pid > 0 && !is_zombie(*pid))
@@ -71,6 +103,10 @@ pub(crate) fn kill_all(name: &str) {
 
 /// Removes the host's groups, children first. What is still busy stays, to be asked again.
 pub(crate) fn remove(name: &str) {
+    if hierarchies().iter().any(|root| root.join(slice(name)).exists()) {
+        // Those below it, and scopes that end just now, go with it.
+        let _ = run_words("systemctl", &format!("stop {}", slice(name)));
+    }
     for group in existing(name) {
         let _ = fs::remove_dir(group);
     }
@@ -78,7 +114,15 @@ pub(crate) fn remove(name: &str) {
 
 /// The host's groups that exist, children before parents.
 pub(crate) fn existing(name: &str) -> Vec<PathBuf> {
-    hierarchies().iter().flat_map(|root| walk(&root.join(name))).collect()
+    let both = [name.to_owned(), slice(name)];
+    let roots = hierarchies();
+    let groups = roots.iter().flat_map(|root| both.iter().map(|group| root.join(group)));
+    groups.flat_map(|group| walk(&group)).collect()
+}
+
+/// The slice that stands for the group `name` with systemd, in which `-` parts the levels.
+fn slice(name: &str) -> String {
+    format!("{}.slice", name.replace('-', "_"))
 }
 
 /// `group` and all below it, children before parents; empty when it does not exist.

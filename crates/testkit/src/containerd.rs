@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
+use crate::cgroup::CgroupDriver;
 use crate::command::run_words;
 use crate::error::{AtPath, Error, Result};
 use crate::image::PAUSE;
@@ -83,7 +84,9 @@ pub(crate) fn configure(names: Names, layout: &Layout) -> Result<()> {
     fs::create_dir_all(&layout.cni).at(&layout.cni)?;
     let network = layout.cni.join("10-longshore.conflist");
     fs::write(&network, network_config(names, layout)).at(&network)?;
-    let config = config(Line::installed()?, layout, plugins, !may_lower_oom_score());
+    let restrict_oom = !may_lower_oom_score();
+    let driver = CgroupDriver::of_tests();
+    let config = config(Line::installed()?, layout, plugins, restrict_oom, driver);
     fs::write(&layout.config, config).at(&layout.config)
 }
 
@@ -102,7 +105,13 @@ capabilities = ["pull", "resolve"]
     fs::write(&hosts, text).at(&hosts)
 }
 
-fn config(line: Line, layout: &Layout, plugins: &str, restrict_oom: bool) -> String {
+fn config(
+    line: Line,
+    layout: &Layout,
+    plugins: &str,
+    restrict_oom: bool,
+    driver: CgroupDriver,
+) -> String {
     let Layout { socket, root, state, runc, cni, registries, .. } = layout;
     let (socket, root, state) = (socket.display(), root.display(), state.display());
     let (runc, cni, registries) = (runc.display(), cni.display(), registries.display());
@@ -126,8 +135,9 @@ address = "{socket}"
         r#"runtime_type = "io.containerd.runc.v2"
 [{{}}.containerd.runtimes.runc.options]
 Root = "{runc}"
-SystemdCgroup = false
-"#
+SystemdCgroup = {}
+"#,
+        driver == CgroupDriver::Systemd
     );
     match line {
         Line::One => {
@@ -257,7 +267,7 @@ mod tests {
     fn both_lines_say_the_same() {
         let layout = Layout::under(Path::new("/h"));
         for (line, version) in [(Line::One, "version = 2\n"), (Line::Two, "version = 3\n")] {
-            let config = config(line, &layout, "/usr/lib/cni", true);
+            let config = config(line, &layout, "/usr/lib/cni", true, CgroupDriver::Systemd);
             assert!(config.starts_with(version), "{config}");
             for needed in [
                 "root = \"/h/containerd/root\"",
@@ -266,6 +276,7 @@ mod tests {
                 "conf_dir = \"/h/containerd/cni\"",
                 "bin_dir = \"/usr/lib/cni\"",
                 "Root = \"/h/containerd/runc\"",
+                "SystemdCgroup = true",
                 "config_path = \"/h/containerd/registries\"",
                 PAUSE,
             ] {

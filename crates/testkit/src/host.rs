@@ -16,7 +16,7 @@ use crate::image::Image;
 use crate::slot::{Names, Slot};
 use crate::traces::{self, Snapshot};
 use crate::wait::poll_until;
-use crate::{cgroup, egress, folders, net, proxy, resolver};
+use crate::{cgroup, disk, egress, folders, net, proxy, resolver};
 
 const CONTAINERD_START: Duration = Duration::from_secs(30);
 
@@ -41,6 +41,20 @@ impl Host {
     /// When not root, when a program is missing, or when any step fails: then nothing is left.
     pub fn start() -> Result<Self> {
         let mut host = Self::bare()?;
+        host.start_containerd()?;
+        host.import(&Image::pause()?)?;
+        host.import(&Image::busybox()?)?;
+        Ok(host)
+    }
+
+    /// [`Host::start`], with a file system of its own, of `bytes` in all, for what containerd keeps:
+    /// images and containers fill that and no other.
+    ///
+    /// # Errors
+    /// As for [`Host::start`], and when there is no loop device to be had.
+    pub fn with_disk(bytes: u64) -> Result<Self> {
+        let mut host = Self::bare()?;
+        disk::mount(&host.dir().join("containerd.img"), bytes, &host.layout.root)?;
         host.start_containerd()?;
         host.import(&Image::pause()?)?;
         host.import(&Image::busybox()?)?;

@@ -12,6 +12,7 @@ mod cgroup;
 mod command;
 mod containerd;
 mod daemon;
+mod disk;
 mod egress;
 mod error;
 pub mod fakecri;
@@ -29,6 +30,7 @@ mod traces;
 mod wait;
 
 pub use apiserver::Apiserver;
+pub use cgroup::CgroupDriver;
 pub use command::program;
 pub use daemon::Daemon;
 pub use error::{Error, Result};

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
+use crate::cgroup::CgroupDriver;
 use crate::command::program;
 use crate::daemon::Daemon;
 use crate::error::{AtPath, Result};
@@ -134,7 +135,7 @@ fn configuration(
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "containerRuntimeEndpoint": format!("unix://{}", host.socket().display()),
-        "cgroupDriver": "cgroupfs",
+        "cgroupDriver": CgroupDriver::of_tests().name(),
         "cgroupRoot": host.cgroup_root(),
         "podLogsDir": dir.join("pod-logs"),
         "staticPodPath": dir.join("manifests"),

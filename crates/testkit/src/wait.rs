@@ -5,6 +5,13 @@ use crate::error::{Error, Result};
 
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// Deadlines are for machines as they are now; `LONGSHORE_SLOWNESS` says how many times slower this
+/// one is, such as a virtual one.
+fn patience(timeout: Duration) -> Duration {
+    let slowness = std::env::var("LONGSHORE_SLOWNESS").ok().and_then(|text| text.parse().ok());
+    timeout.saturating_mul(slowness.unwrap_or(1))
+}
+
 /// Asks `probe` every 50 ms until it gives a value; an error means "not yet, because".
 ///
 /// # Errors
@@ -14,6 +21,7 @@ pub async fn wait_until<T, E: std::fmt::Display>(
     what: &str,
     mut probe: impl AsyncFnMut() -> std::result::Result<T, E>,
 ) -> Result<T> {
+    let timeout = patience(timeout);
     let deadline = tokio::time::Instant::now() + timeout;
     let mut last = String::new();
     loop {
@@ -38,6 +46,7 @@ pub(crate) fn poll_until<T>(
     what: &str,
     mut probe: impl FnMut() -> Result<std::result::Result<T, String>>,
 ) -> Result<T> {
+    let timeout = patience(timeout);
     let deadline = Instant::now() + timeout;
     loop {
         match probe()? {

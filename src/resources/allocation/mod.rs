@@ -11,14 +11,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
-use longshore_pod::resize::{self, Pending, PodResources, Rank, Rules, Shortage};
-use longshore_pod::resources::List;
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use longshore_pod::resize::{self, Pending, PodResources, Rank, Rules};
 use longshore_pod::spec::{self, Gates};
 use longshore_pod::{Timestamp, status};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::timeout;
 
+use crate::admission::Admission;
 use crate::desired::Desired;
 use crate::runtime::Announcer;
 
@@ -48,8 +48,8 @@ pub struct Parts {
     pub desired: Desired,
     /// Who tells events.
     pub announcer: Announcer,
-    /// What the node can give out.
-    pub allocatable: List,
+    /// Who knows what the node has left.
+    pub admission: Admission,
     /// What of the node forbids a resize.
     pub rules: Rules,
     /// The feature gates in force.
@@ -101,9 +101,10 @@ impl Allocation {
             for ledger in [allocated, actuated] {
                 ledger.retain(|uid| parts.desired.pod(uid).is_some());
             }
+            let mut released = parts.admission.released();
             loop {
                 self.retry(&mut self.state());
-                sleep(RETRY).await;
+                let _ = timeout(RETRY, released.changed()).await;
             }
         };
         tokio::join!(allocated.keep(), actuated.keep(), decide);
@@ -194,10 +195,7 @@ impl Allocation {
         let container = spec::containers(pod_spec).find(|(_, container)| container.name == name);
         let Some((_, container)) = container else { return };
         let resources = resize::effective(pod_spec, container, self.gates());
-        if self.note_container(pod, name, resources) {
-            // It may have less than before.
-            self.retry(&mut self.state());
-        }
+        self.note_container(pod, name, resources);
     }
 
     /// Tells whether something else was known.
@@ -221,7 +219,6 @@ impl Allocation {
         if known.pod != own && self.shared.allocated.get(uid).is_some() {
             let all = PodResources { pod: own, ..(*known).clone() };
             self.shared.actuated.set(uid, all);
-            self.retry(&mut self.state());
         }
     }
 
@@ -232,7 +229,6 @@ impl Allocation {
         state.queue.retain(|(waiting, _)| waiting != uid);
         self.shared.allocated.remove(uid);
         self.shared.actuated.remove(uid);
-        self.retry(&mut state);
     }
 
     /// Decide about all that wait, those that matter most first.
@@ -271,8 +267,8 @@ impl Allocation {
             () => resize::infeasible(pod, &allotted, self.shared.parts.rules)
                 .map(|message| ("Infeasible".to_owned(), message))
                 .or_else(|| {
-                    let lacks = self.shortage(uid, pod_spec)?;
-                    Some((format!("OutOf{}", lacks.resource), lacks.to_string()))
+                    let refused = self.shared.parts.admission.resize(pod).err();
+                    refused.map(|verdict| (verdict.reason, verdict.message))
                 }),
         };
         let Some((reason, message)) = refusal else {
@@ -302,22 +298,6 @@ impl Allocation {
             self.shared.parts.announcer.pod(pod, true, reason, &text);
         }
         !infeasible
-    }
-
-    /// What the node lacks for the pod beside all others that hold something: each as much as it
-    /// was given, or as it still has.
-    fn shortage(&self, uid: &str, pod_spec: &PodSpec) -> Option<Shortage> {
-        let Shared { parts, allocated, .. } = &*self.shared;
-        let others = parts.desired.pods().into_iter().filter_map(|other| {
-            let its_uid = spec::uid(&other);
-            if its_uid == uid {
-                return None;
-            }
-            allocated.get(its_uid)?;
-            resize::ceiling(&self.allotted(&other), &self.actuated(its_uid)).spec
-        });
-        let others: Vec<PodSpec> = others.collect();
-        resize::shortage(pod_spec, &others, &parts.allocatable)
     }
 
     fn gates(&self) -> Gates {

@@ -140,6 +140,11 @@ impl Images {
         failures.last.retain(|key, _| !key.starts_with(uid));
     }
 
+    /// Forget who pulled an image that was removed, unless it was pulled again since then.
+    pub(super) fn removed(&self, image_ref: &str, since: Timestamp) {
+        self.records.forget(image_ref, since);
+    }
+
     /// The image of a container or a volume, pulled if its policy asks for that.
     pub(super) async fn ensure(
         &self,

@@ -259,6 +259,21 @@ impl Records {
         }
     }
 
+    /// Keep nothing of an image that was removed, but for what was written from `since` on: the
+    /// image was pulled again then.
+    pub(super) fn forget(&self, image_ref: &str, since: Timestamp) {
+        if self.is_off() {
+            return;
+        }
+        let _guard = self.lock();
+        let written = self.pulled_record(image_ref).map(|record| record.last_updated_time);
+        // Times in records are whole seconds.
+        let is_older = |at: &Timestamp| at.as_second() < since.as_second();
+        if written.is_some_and(|at| at.as_ref().is_none_or(is_older)) {
+            remove(&self.pulled, image_ref);
+        }
+    }
+
     /// What is written of an image. A file that cannot be read says that it was pulled, and no
     /// more: a private image must not be anybody's because of it.
     fn pulled_record(&self, image_ref: &str) -> Option<Pulled> {
@@ -477,6 +492,19 @@ mod tests {
             tail.trim_end(),
             r#","imageRef":"testimageref","credentialMapping":{"docker.io/testing/test":{"kubernetesSecrets":[{"uid":"uid-s","namespace":"ns","name":"s","credentialHash":"h"}]}}}"#
         );
+    }
+
+    #[tokio::test]
+    async fn of_a_removed_image_nothing_is_kept_unless_it_was_pulled_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::new(Verification::Pulled, dir.path());
+        records.intend(IMAGE).unwrap().pulled(REF, Access::of(Some(login("a", "1"))));
+        let hour = k8s_openapi::jiff::SignedDuration::from_hours(1);
+        records.forget(REF, Timestamp::now() - hour);
+        assert!(!admits(&records, &[]).await, "the removal is older than the pull");
+        records.forget(REF, Timestamp::now() + hour);
+        assert!(admits(&records, &[]).await, "nobody pulled what is there now");
+        records.forget("sha256:other", Timestamp::now());
     }
 
     #[tokio::test]

@@ -38,23 +38,6 @@ fn uids_are_upstreams() {
     }
 }
 
-/// What upstream makes of these texts: as it keeps them, and as it keeps them for a resource.
-#[test]
-fn quantities_are_upstreams() {
-    for line in read("quantities.txt").lines() {
-        let fields: Vec<&str> = line.split('\t').collect();
-        let quantity = Quantity::parse(fields[0]);
-        match (&fields[1..], quantity) {
-            (["-"], quantity) => assert_eq!(quantity, None, "{}", fields[0]),
-            ([plain, rounded], Some(quantity)) => {
-                assert_eq!(quantity.to_string(), *plain, "{}", fields[0]);
-                assert_eq!(quantity.rounded().to_string(), *rounded, "{}", fields[0]);
-            }
-            (_, quantity) => panic!("{line}: {quantity:?}"),
-        }
-    }
-}
-
 /// A pod with every field that a pod can have, moments apart, is no pod that could run; its UID is
 /// upstream's all the same.
 #[test]

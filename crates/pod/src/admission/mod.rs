@@ -1,142 +1,168 @@
-//! Whether the node takes a pod in, by what the pod asks for that is no matter of amounts. Asked
-//! before anything is done for a pod; the answer is told as its status.
+//! Whether the node takes a pod in: what the kernel and the runtime can do for it, whether it fits
+//! beside the pods that are there, and who has to make way if it must come in. Asked before
+//! anything is done for a pod; the answer is told as its status.
 //!
-//! Current limitations: resources, node selectors, taints and host ports are not looked at.
+//! Current limitations: resources that DRA stands for are counted like any other.
 
+mod abilities;
+mod affinity;
+mod amounts;
+mod fit;
+mod ledger;
+mod ports;
+mod preemption;
+mod pressure;
 mod sysctls;
+mod taints;
 
-use k8s_openapi::api::core::v1::{AppArmorProfile, Pod, PodSpec, SecurityContext};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
 
-use crate::spec;
 use crate::status::Verdict;
 
+pub use abilities::Abilities;
+pub use amounts::Amounts;
+pub use fit::NodeView;
+pub use ledger::{Ledger, Seat, Ticket};
+pub use preemption::{is_critical, preempted};
+pub use pressure::NodePressure;
 pub use sysctls::{Error, Sysctls};
 
-/// Label by which a pod may name its operating system.
-const OS_LABEL: &str = "kubernetes.io/os";
-const OS: &str = "linux";
-const APP_ARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
-
-/// What of the node decides whether it takes a pod in.
-#[derive(Clone, Debug)]
-pub struct Node {
-    /// The sysctls that pods may set.
-    pub sysctls: Sysctls,
-    /// Whether the kernel has AppArmor.
-    pub app_armor: bool,
-    /// Whether the runtime can keep a pod from the groups of its image.
-    pub supplemental_groups_policy: bool,
-    /// The feature gate `PodLevelResources`.
-    pub pod_level_resources: bool,
+/// What is decided about a pod.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    /// It is taken in.
+    Admit {
+        /// Pods that have to end for it.
+        victims: Vec<Ticket>,
+        /// Whether it needs what victims, these or those of an earlier pod, hold until they end.
+        waits: bool,
+    },
+    /// It is not.
+    Refuse {
+        /// What its status says.
+        verdict: Verdict,
+        /// Whether nothing but the labels of the node speaks against it.
+        by_labels: bool,
+    },
 }
 
-/// Why the node does not take the pod in, if it does not.
-pub fn rejects(pod: &Pod, node: &Node) -> Option<Verdict> {
-    let pod_spec = pod.spec.as_ref()?;
-    node.sysctls
-        .check(pod_spec)
-        .or_else(|| operating_system(pod, pod_spec))
-        .or_else(|| groups_policy(pod_spec, node).filter(|_| is_new(pod)))
-        .or_else(|| app_armor(pod, pod_spec, node).filter(|_| is_new(pod)))
-        .or_else(|| pod_level_resources(pod_spec, node))
+/// What a decision depends on besides the pod.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms<'a> {
+    /// What can be done for pods here.
+    pub abilities: &'a Abilities,
+    /// The node as it is now.
+    pub node: &'a NodeView<'a>,
+    /// The pods that are there.
+    pub ledger: &'a Ledger,
+    /// What the node is short of.
+    pub pressure: NodePressure,
 }
 
-/// A pod that runs already keeps what it was given.
-fn is_new(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    matches!(phase, None | Some("Pending"))
-}
-
-fn operating_system(pod: &Pod, pod_spec: &PodSpec) -> Option<Verdict> {
-    let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(OS_LABEL));
-    if label.is_some_and(|os| os != OS) {
-        return Some(Verdict::failed(
-            "PodOSSelectorNodeLabelDoesNotMatch",
-            "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
-        ));
+/// Decide about a new pod, in upstream's order: the first thing that speaks against it is told.
+/// Nobody has to make way for a pod that is refused all the same.
+pub fn decide(pod: &Pod, terms: &Terms<'_>) -> Decision {
+    let refuse = |verdict| Decision::Refuse { verdict, by_labels: false };
+    let Some(pod_spec) = &pod.spec else {
+        return Decision::Admit { victims: vec![], waits: false };
+    };
+    let first = pressure::refuses(pod, terms.pressure, terms.abilities.toleration_comparisons)
+        .or_else(|| terms.abilities.refuses_first(pod, pod_spec));
+    if let Some(verdict) = first {
+        return refuse(verdict);
     }
-    pod_spec.os.as_ref().filter(|os| os.name != OS).map(|_| {
-        let message = "Failed to admit pod as the OS field doesn't match node OS";
-        Verdict::failed("PodOSNotSupported", message)
-    })
-}
-
-fn groups_policy(pod_spec: &PodSpec, node: &Node) -> Option<Verdict> {
-    let policy = pod_spec.security_context.as_ref()?.supplemental_groups_policy.as_deref()?;
-    (policy == "Strict" && !node.supplemental_groups_policy).then(|| {
-        let message = "SupplementalGroupsPolicy=Strict is not supported in this node";
-        Verdict::failed("SupplementalGroupsPolicyNotSupported", message)
-    })
-}
-
-fn app_armor(pod: &Pod, pod_spec: &PodSpec, node: &Node) -> Option<Verdict> {
-    if !asks_for_app_armor(pod, pod_spec) {
-        return None;
+    let decision = fit_in(pod, terms);
+    match (&decision, terms.abilities.refuses_last(pod, pod_spec)) {
+        (Decision::Admit { .. }, Some(verdict)) => refuse(verdict),
+        _ => decision,
     }
-    let why = match node.app_armor {
-        false => "AppArmor is not enabled on the host".to_owned(),
-        true => {
-            let mut profiles = profiles(pod, pod_spec).into_iter();
-            profiles
-                .find(is_nameless)
-                .map(|_| "invalid empty AppArmor profile name: \"Localhost\"".to_owned())?
-        }
+}
+
+/// A place for the pod, if need be one that others give up.
+fn fit_in(pod: &Pod, terms: &Terms<'_>) -> Decision {
+    let Terms { abilities, node, ledger, .. } = *terms;
+    let new = Seat::resized(pod);
+    let misfits = |used| fit::misfits(pod, &new, node, used, abilities.toleration_comparisons);
+    let found = misfits(ledger.in_use());
+    let Some(first) = found.first() else {
+        return Decision::Admit { victims: vec![], waits: false };
     };
-    Some(Verdict::failed("AppArmor", format!("Cannot enforce AppArmor: {why}")))
+    let by_labels = found.iter().all(fit::Misfit::is_of_labels);
+    let refuse = |verdict| Decision::Refuse { verdict, by_labels };
+    if !is_critical(pod) {
+        return refuse(first.verdict());
+    }
+    // What lacks is made room for; nothing else gives way.
+    if let Some(other) = found.iter().find(|misfit| misfit.lack().is_none()) {
+        return refuse(other.verdict());
+    }
+    let still = misfits(ledger.in_use_later());
+    let lacks: Vec<_> = still.iter().filter_map(fit::Misfit::lack).collect();
+    match preemption::victims(pod, ledger, &lacks) {
+        Ok(victims) => Decision::Admit { victims, waits: true },
+        Err(reason) => refuse(Verdict::failed(
+            "UnexpectedAdmissionError",
+            format!(
+                "Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: {reason}"
+            ),
+        )),
+    }
 }
 
-fn asks_for_app_armor(pod: &Pod, pod_spec: &PodSpec) -> bool {
-    let pods = pod_spec.security_context.as_ref().and_then(|own| own.app_armor_profile.as_ref());
-    let containers = contexts(pod_spec).filter_map(|(_, own)| own?.app_armor_profile.as_ref());
-    let mut annotations = pod.metadata.annotations.iter().flatten();
-    pods.into_iter().chain(containers).any(|profile| profile.type_ != "Unconfined")
-        || annotations
-            .any(|(key, value)| key.starts_with(APP_ARMOR_ANNOTATION) && value != "unconfined")
-}
-
-/// The profile of each container that has one: its own, the annotation's, or its pod's.
-fn profiles(pod: &Pod, pod_spec: &PodSpec) -> Vec<AppArmorProfile> {
-    let pods = pod_spec.security_context.as_ref().and_then(|own| own.app_armor_profile.clone());
-    let profile = |(name, own): (&str, Option<&SecurityContext>)| {
-        let own = own.and_then(|own| own.app_armor_profile.clone());
-        own.or_else(|| annotated(pod, name)).or_else(|| pods.clone())
-    };
-    contexts(pod_spec).filter_map(profile).collect()
-}
-
-fn annotated(pod: &Pod, container: &str) -> Option<AppArmorProfile> {
-    let value = spec::annotation(pod, &format!("{APP_ARMOR_ANNOTATION}{container}"))?;
-    let (type_, localhost_profile) = match value.strip_prefix("localhost/") {
-        Some(name) => ("Localhost", Some(name.to_owned())),
-        None if value == "runtime/default" => ("RuntimeDefault", None),
-        None if value == "unconfined" => ("Unconfined", None),
-        None => return None,
-    };
-    Some(AppArmorProfile { type_: type_.to_owned(), localhost_profile })
-}
-
-fn is_nameless(profile: &AppArmorProfile) -> bool {
-    let name = profile.localhost_profile.as_deref().unwrap_or_default();
-    profile.type_ == "Localhost" && name.trim().is_empty()
-}
-
-/// The security contexts of all containers, by name.
-fn contexts(pod_spec: &PodSpec) -> impl Iterator<Item = (&str, Option<&SecurityContext>)> {
-    let declared = spec::containers(pod_spec)
-        .map(|(_, container)| (container.name.as_str(), container.security_context.as_ref()));
-    let guests = spec::ephemeral_containers(pod_spec)
-        .iter()
-        .map(|guest| (guest.name.as_str(), guest.security_context.as_ref()));
-    declared.chain(guests)
-}
-
-fn pod_level_resources(pod_spec: &PodSpec, node: &Node) -> Option<Verdict> {
-    let own = pod_spec.resources.as_ref()?;
-    let asked = [&own.requests, &own.limits].into_iter().flatten().any(|list| !list.is_empty());
-    (asked && !node.pod_level_resources).then(|| {
-        let message = "PodLevelResources feature gate is disabled";
-        Verdict::failed("PodLevelResourcesNotSupported", message)
+/// Why a pod that is there, and that the ledger is asked without, may not have what it requests now.
+pub fn refuses_resize(pod: &Pod, terms: &Terms<'_>) -> Option<Verdict> {
+    let Terms { abilities, node, ledger, pressure } = *terms;
+    pressure::refuses(pod, pressure, abilities.toleration_comparisons).or_else(|| {
+        let comparisons = abilities.toleration_comparisons;
+        let found = fit::misfits(pod, &Seat::resized(pod), node, ledger.in_use(), comparisons);
+        found.into_iter().find(|misfit| misfit.lack().is_some()).map(|misfit| misfit.verdict())
     })
+}
+
+/// Whether a node has taken the pod in before: no pod without that gets a start time, unless it is
+/// refused, which is its end.
+pub fn was_admitted(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or_default();
+    status.is_some_and(|status| status.start_time.is_some()) && !crate::status::is_final(phase)
+}
+
+/// Sorts pods that are found together: those that were taken in before keep what they have, and
+/// of the others, who came first is served first.
+pub fn turn(pod: &Pod) -> (bool, Option<Timestamp>) {
+    (!was_admitted(pod), pod.metadata.creation_timestamp.as_ref().map(|time| time.0))
+}
+
+/// The reason under which a refusal is counted: those that can be of any name share one.
+pub fn counted_reason(reason: &str) -> &str {
+    const KNOWN: [&str; 20] = [
+        "AppArmor",
+        "PodOSSelectorNodeLabelDoesNotMatch",
+        "PodOSNotSupported",
+        "InvalidNodeInfo",
+        "InitContainerRestartPolicyForbidden",
+        "SupplementalGroupsPolicyNotSupported",
+        "UnexpectedAdmissionError",
+        "UnknownReason",
+        "UnexpectedPredicateFailureType",
+        "OutOfcpu",
+        "OutOfmemory",
+        "OutOfephemeral-storage",
+        "OutOfpods",
+        "PodLevelResourcesNotSupported",
+        "PodFeatureUnsupported",
+        "Evicted",
+        "SysctlForbidden",
+        "TopologyAffinityError",
+        "NodeShutdown",
+        "VolumeAttachmentLimitExceeded",
+    ];
+    match reason {
+        reason if KNOWN.contains(&reason) => reason,
+        reason if reason.starts_with("OutOf") => "OutOfExtendedResources",
+        _ => "Other",
+    }
 }
 
 #[cfg(test)]

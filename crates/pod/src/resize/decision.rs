@@ -1,9 +1,8 @@
 //! Whether a pod can be given the resources that it asks for now, and which pod's turn it is.
 
 use std::cmp::Reverse;
-use std::fmt;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::jiff::Timestamp;
 
 use super::same;
@@ -81,57 +80,12 @@ fn has_swap(pod: &Pod, container: &Container) -> bool {
 
 const CRITICAL: i32 = 2_000_000_000;
 
-/// What a node lacks for a pod: CPU in thousandths, memory in bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shortage {
-    /// `cpu` or `memory`.
-    pub resource: &'static str,
-    /// What the pod asks for.
-    pub requested: i64,
-    /// What the others have.
-    pub used: i64,
-    /// What there is for all pods.
-    pub capacity: i64,
-}
-
-impl fmt::Display for Shortage {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { resource, requested, used, capacity } = self;
-        write!(
-            out,
-            "Node didn't have enough resource: {resource}, requested: {requested}, \
-             used: {used}, capacity: {capacity}"
-        )
-    }
-}
-
-/// What is lacking for the pod beside the others, on a node that can give out so much.
-pub fn shortage<'a>(
-    pod_spec: &PodSpec,
-    others: impl IntoIterator<Item = &'a PodSpec>,
-    allocatable: &List,
-) -> Option<Shortage> {
-    let asked = requests(pod_spec);
-    let mut used = [0i64; 2];
-    for other in others {
-        let requests = requests(other);
-        for (used, (_, count)) in used.iter_mut().zip(COUNTED) {
-            *used = used.saturating_add(count(&requests));
-        }
-    }
-    COUNTED.iter().zip(used).find_map(|((resource, count), used)| {
-        let (requested, capacity) = (count(&asked), count(allocatable));
-        let fits = requested == 0 || requested <= capacity.saturating_sub(used);
-        (!fits).then_some(Shortage { resource, requested, used, capacity })
-    })
-}
-
 type Count = fn(&List) -> i64;
 
-/// The resources that can run short in a resize, and how they are counted.
-const COUNTED: [(&str, Count); 2] = [
-    ("cpu", |list| i64::try_from(qos::milli_of(Some(list), "cpu")).unwrap_or(i64::MAX)),
-    ("memory", |list| qos::units_of(Some(list), "memory")),
+/// The resources that a resize can change, and how they are counted.
+const COUNTED: [Count; 2] = [
+    |list| i64::try_from(qos::milli_of(Some(list), "cpu")).unwrap_or(i64::MAX),
+    |list| qos::units_of(Some(list), "memory"),
 ];
 
 /// A pod's place among those that wait to be resized; the least is the first.
@@ -151,7 +105,7 @@ impl Rank {
         let of = |pod: &Pod| pod.spec.as_ref().map(requests).unwrap_or_default();
         let (asks, has) = (of(pod), of(allotted));
         Self {
-            increases: COUNTED.iter().any(|(_, count)| count(&asks) > count(&has)),
+            increases: COUNTED.iter().any(|count| count(&asks) > count(&has)),
             priority: Reverse(pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0)),
             burstable: qos::class(pod) != QosClass::Guaranteed,
             since: since.unwrap_or(Timestamp::MAX),

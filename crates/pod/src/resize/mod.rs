@@ -18,7 +18,7 @@ use crate::spec::{self, ContainerKind, Gates};
 
 pub use checkpoint::{Error as CheckpointError, decode, encode};
 pub(crate) use decision::restarts;
-pub use decision::{Rank, Rules, Shortage, infeasible, shortage};
+pub use decision::{Rank, Rules, infeasible};
 pub use message::message;
 
 /// Resources that a pod can be given anew while it runs.

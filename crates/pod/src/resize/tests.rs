@@ -112,30 +112,6 @@ fn the_pods_limits_are_those_of_containers_without_any() {
 }
 
 #[test]
-fn what_is_lacking_is_told_as_upstream_tells_it() {
-    let allocatable: List = [("cpu", "2000m"), ("memory", "1073741824")]
-        .map(|(n, q)| (n.into(), Quantity(q.into())))
-        .into();
-    let other = one(json!({"cpu": "500m", "memory": "512Mi"}), json!({}));
-    for (cpu, memory, expected) in [
-        ("1500m", "512Mi", None),
-        ("1501m", "512Mi", Some("cpu, requested: 1501, used: 500, capacity: 2000")),
-        ("1", "600Mi", Some("memory, requested: 629145600, used: 536870912, capacity: 1073741824")),
-        ("9", "9Gi", Some("cpu, requested: 9000, used: 500, capacity: 2000")),
-        ("0", "0", None),
-    ] {
-        let pod = one(json!({"cpu": cpu, "memory": memory}), json!({}));
-        let lacks = shortage(pod.spec.as_ref().unwrap(), other.spec.as_ref(), &allocatable);
-        let expected = expected.map(|end| format!("Node didn't have enough resource: {end}"));
-        assert_eq!(lacks.map(|lacks| lacks.to_string()), expected, "{cpu} {memory}");
-    }
-    // Whoever asks for nothing fits, however full the node is.
-    let full: Vec<_> = std::iter::repeat_n(other.spec.clone().unwrap(), 9).collect();
-    let nothing = pod(json!({"containers": [{"name": "c"}]}));
-    assert_eq!(shortage(nothing.spec.as_ref().unwrap(), &full, &allocatable), None);
-}
-
-#[test]
 fn what_the_node_does_not_do_is_infeasible() {
     let rules = Rules { pod_level: true, ..Rules::default() };
     let all = json!({"cpu": "1", "memory": "1Gi"});

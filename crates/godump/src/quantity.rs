@@ -16,7 +16,7 @@ const RESOURCE: i32 = 3;
 
 /// A quantity in upstream's form.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::sources) struct Quantity {
+pub struct Quantity {
     amount: Amount,
     /// The text, where it is remembered.
     text: String,
@@ -54,7 +54,7 @@ struct Parts<'a> {
 
 impl Quantity {
     /// Read a quantity as upstream does; `None` for text that is none, or beyond 128 bits.
-    pub(in crate::sources) fn parse(text: &str) -> Option<Self> {
+    pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
         if text == "0" {
             return Some(Self { text: text.to_owned(), format: DECIMAL, ..Self::default() });
@@ -71,7 +71,7 @@ impl Quantity {
     }
 
     /// Rounded up to thousandths, as every resource of a container is.
-    pub(in crate::sources) fn rounded(mut self) -> Self {
+    pub fn rounded(mut self) -> Self {
         match self.amount {
             Amount::Small { scale, .. } if scale >= -RESOURCE => {}
             Amount::Small { value, scale } => {

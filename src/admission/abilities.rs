@@ -1,9 +1,9 @@
-//! What of this node decides whether it takes a pod in, asked once at its start.
+//! What this node can do for pods, asked once at its start.
 
 use std::path::Path;
 
 use longshore_cri::Runtime;
-use longshore_pod::admission::{Error, Node, Sysctls};
+use longshore_pod::admission::{Abilities, Error, Sysctls};
 
 use crate::config::Config;
 use crate::registration::Machine;
@@ -11,10 +11,10 @@ use crate::registration::Machine;
 const APP_ARMOR: &str = "/sys/kernel/security/apparmor";
 const APP_ARMOR_ENABLED: &str = "/sys/module/apparmor/parameters/enabled";
 
-/// What this node can do for pods. A runtime that does not say can do nothing special.
-pub async fn facts(config: &Config, runtime: &Runtime) -> Result<Node, Error> {
+/// What can be done for pods here. A runtime that does not say can do nothing special.
+pub async fn abilities(config: &Config, runtime: &Runtime) -> Result<Abilities, Error> {
     let features = runtime.status(false).await.ok().and_then(|status| status.features);
-    Ok(Node {
+    Ok(Abilities {
         sysctls: Sysctls::new(
             &config.kubelet.allowed_unsafe_sysctls,
             kernel(&Machine::read().kernel),
@@ -23,6 +23,7 @@ pub async fn facts(config: &Config, runtime: &Runtime) -> Result<Node, Error> {
         supplemental_groups_policy: features
             .is_some_and(|features| features.supplemental_groups_policy),
         pod_level_resources: config.gates.enabled("PodLevelResources"),
+        toleration_comparisons: config.gates.enabled("TaintTolerationComparisonOperators"),
     })
 }
 

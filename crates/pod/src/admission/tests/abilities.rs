@@ -1,26 +1,19 @@
-#![allow(clippy::unwrap_used)]
-
 use serde_json::{Value, json};
 
-use super::*;
+use super::super::*;
+use super::{abilities as node, pod};
 
-fn node() -> Node {
-    Node {
-        sysctls: Sysctls::new(&[], (6, 1)).unwrap(),
-        app_armor: false,
-        supplemental_groups_policy: false,
-        pod_level_resources: true,
+const OS_LABEL: &str = "kubernetes.io/os";
+const APP_ARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+
+fn verdict(pod: &Pod, abilities: &Abilities) -> Option<(String, String)> {
+    let node = super::node_with(json!({}), json!([]));
+    let view = NodeView::new(&node, &node);
+    let (ledger, pressure) = (Ledger::default(), NodePressure::default());
+    match decide(pod, &Terms { abilities, node: &view, ledger: &ledger, pressure }) {
+        Decision::Admit { .. } => None,
+        Decision::Refuse { verdict, .. } => Some((verdict.reason, verdict.message)),
     }
-}
-
-fn pod(spec: Value) -> Pod {
-    let mut spec = spec;
-    spec["containers"] = json!([{"name": "c", "image": "i"}]);
-    serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap()
-}
-
-fn verdict(pod: &Pod, node: &Node) -> Option<(String, String)> {
-    rejects(pod, node).map(|verdict| (verdict.reason, verdict.message))
 }
 
 fn sysctl(name: &str, host_network: bool, host_ipc: bool) -> Pod {
@@ -34,7 +27,7 @@ fn sysctl(name: &str, host_network: bool, host_ipc: bool) -> Pod {
 fn sysctls_are_safe_or_allowed_or_forbidden() {
     let allowed = ["kernel.msg*", "net.core.somaxconn", "net/ipv4/conf/eno2.100/rp_filter"];
     let allowed: Vec<String> = allowed.map(str::to_owned).into();
-    let node = Node { sysctls: Sysctls::new(&allowed, (4, 5)).unwrap(), ..node() };
+    let node = Abilities { sysctls: Sysctls::new(&allowed, (4, 5)).unwrap(), ..node() };
     for (name, net, ipc, expected) in [
         ("net.ipv4.tcp_syncookies", false, false, None),
         ("net/ipv4/tcp_syncookies", false, false, None),
@@ -107,7 +100,7 @@ fn pods_of_other_systems_are_not_taken_in() {
 #[test]
 fn strict_groups_need_a_runtime_that_knows_them() {
     let pod = |policy| pod(json!({"securityContext": {"supplementalGroupsPolicy": policy}}));
-    let able = Node { supplemental_groups_policy: true, ..node() };
+    let able = Abilities { supplemental_groups_policy: true, ..node() };
     assert_eq!(verdict(&pod("Merge"), &node()), None);
     assert_eq!(verdict(&pod("Strict"), &able), None);
     let (reason, message) = verdict(&pod("Strict"), &node()).unwrap();
@@ -118,7 +111,7 @@ fn strict_groups_need_a_runtime_that_knows_them() {
 #[test]
 fn app_armor_needs_a_kernel_that_has_it() {
     let with = |profile: Value| pod(json!({"securityContext": {"appArmorProfile": profile}}));
-    let able = Node { app_armor: true, ..node() };
+    let able = Abilities { app_armor: true, ..node() };
     let none = "Cannot enforce AppArmor: AppArmor is not enabled on the host";
     let refused = |message: &str| Some(("AppArmor".to_owned(), message.to_owned()));
     assert_eq!(verdict(&with(json!({"type": "Unconfined"})), &node()), None);
@@ -145,7 +138,7 @@ fn app_armor_needs_a_kernel_that_has_it() {
 #[test]
 fn resources_of_pods_have_a_gate() {
     let with = pod(json!({"resources": {"requests": {"cpu": "1"}}}));
-    let without = Node { pod_level_resources: false, ..node() };
+    let without = Abilities { pod_level_resources: false, ..node() };
     assert_eq!(verdict(&with, &node()), None);
     assert_eq!(verdict(&pod(json!({})), &without), None);
     let (reason, message) = verdict(&with, &without).unwrap();

@@ -7,8 +7,10 @@ use std::collections::HashMap;
 pub(super) enum Shape<'a> {
     Pointer(&'a str),
     Slice(&'a str),
-    /// From text to this.
-    Map(&'a str),
+    Map {
+        key: &'a str,
+        inner: &'a str,
+    },
     Struct(&'a [Field]),
     /// Another type by name.
     Alias(&'a str),
@@ -28,14 +30,17 @@ enum Entry {
     Alias(&'static str),
 }
 
-/// All types, by name. Read when a manifest changes and dropped after, for that is rare.
-pub(super) struct Types(HashMap<&'static str, Entry>);
+/// All types that a value is made of, by name.
+pub struct Types(HashMap<&'static str, Entry>);
 
 impl Types {
-    pub(super) fn read() -> Self {
+    /// Read a table: a struct, then its fields in order, each with its Go type and, where that is
+    /// not the field's own name, its name in JSON: `.` is the struct's own object, `-` is nowhere.
+    /// `NAME = TYPE` is a type that is another one by name. `#` begins a comment.
+    pub fn parse(table: &'static str) -> Self {
         let mut types = HashMap::new();
         let mut of = "";
-        for line in include_str!("types.txt").lines().filter(|line| !line.starts_with('#')) {
+        for line in table.lines().filter(|line| !line.starts_with('#')) {
             let mut words = line.split_whitespace();
             let (Some(first), second, third) = (words.next(), words.next(), words.next()) else {
                 continue;
@@ -66,8 +71,8 @@ impl Types {
         if let Some(inner) = ty.strip_prefix("[]") {
             return Shape::Slice(inner);
         }
-        if let Some((_, inner)) = ty.strip_prefix("map[").and_then(|rest| rest.split_once(']')) {
-            return Shape::Map(inner);
+        if let Some((key, inner)) = ty.strip_prefix("map[").and_then(|rest| rest.split_once(']')) {
+            return Shape::Map { key, inner };
         }
         match self.0.get(ty) {
             Some(Entry::Struct(fields)) => Shape::Struct(fields),

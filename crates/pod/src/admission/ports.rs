@@ -1,0 +1,62 @@
+//! Ports of the node that pods take.
+
+use std::collections::HashMap;
+
+use k8s_openapi::api::core::v1::PodSpec;
+
+use crate::spec::{self, ContainerKind};
+
+const ANY: &str = "0.0.0.0";
+
+/// A port of the node, as containers ask for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Port {
+    ip: String,
+    protocol: String,
+    number: i32,
+}
+
+/// The ports that the pod's containers ask for. Init containers that end give theirs back before
+/// anybody could miss them.
+pub(super) fn of_pod(pod_spec: &PodSpec) -> Vec<Port> {
+    let or = |value: &Option<String>, usual: &str| match value.as_deref().unwrap_or_default() {
+        "" => usual.to_owned(),
+        value => value.to_owned(),
+    };
+    spec::containers(pod_spec)
+        .filter(|(kind, _)| *kind != ContainerKind::Init)
+        .flat_map(|(_, container)| container.ports.iter().flatten())
+        .filter_map(|port| {
+            let number = port.host_port.filter(|number| *number > 0)?;
+            Some(Port { ip: or(&port.host_ip, ANY), protocol: or(&port.protocol, "TCP"), number })
+        })
+        .collect()
+}
+
+/// The ports in use: by protocol and number, the addresses. Pods that run are here whatever they
+/// share, so an address can be there more than once.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ports(HashMap<(String, i32), Vec<String>>);
+
+impl Ports {
+    pub(super) fn take(&mut self, port: &Port) {
+        self.0.entry((port.protocol.clone(), port.number)).or_default().push(port.ip.clone());
+    }
+
+    pub(super) fn give_back(&mut self, port: &Port) {
+        let key = (port.protocol.clone(), port.number);
+        let Some(ips) = self.0.get_mut(&key) else { return };
+        if let Some(at) = ips.iter().position(|ip| *ip == port.ip) {
+            ips.swap_remove(at);
+        }
+        if ips.is_empty() {
+            self.0.remove(&key);
+        }
+    }
+
+    /// Whether somebody has that port already: on the same address, or one of both on all.
+    pub(super) fn has(&self, port: &Port) -> bool {
+        let ips = self.0.get(&(port.protocol.clone(), port.number));
+        ips.into_iter().flatten().any(|ip| port.ip == ANY || ip == ANY || *ip == port.ip)
+    }
+}

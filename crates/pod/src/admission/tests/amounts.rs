@@ -1,0 +1,102 @@
+use serde_json::{Value, json};
+
+use super::super::Amounts;
+use super::{asks, pod};
+
+fn show(amounts: &Amounts) -> String {
+    let parts: Vec<_> = amounts.iter().map(|(name, amount)| format!("{name}={amount}")).collect();
+    parts.join(" ")
+}
+
+#[test]
+fn amounts_are_thousandths_of_a_cpu_and_units_of_all_else() {
+    let all = json!({
+        "cpu": "1500m", "memory": "1Ki", "ephemeral-storage": "1k", "hugepages-2Mi": "2Mi",
+        "example.com/gpu": "3", "storage": "1Gi", "requests.example.com/x": "1",
+        "kubernetes.io/batteries": "1", "nonsense": "4",
+    });
+    assert_eq!(
+        show(&Amounts::of_pod(&asks(all))),
+        "cpu=1500 memory=1024 ephemeral-storage=1000 example.com/gpu=3 hugepages-2Mi=2097152 kubernetes.io/batteries=1"
+    );
+}
+
+#[test]
+fn sidecars_init_containers_overhead_and_the_pods_own_requests_are_added_up() {
+    let container = |requests: Value| json!({"name": "c", "resources": {"requests": requests}});
+    let sidecar = json!({
+        "name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}},
+    });
+    for (spec, expected) in [
+        (
+            json!({"containers": [container(json!({"cpu": "1"})), container(json!({"cpu": "2"}))]}),
+            3000,
+        ),
+        (
+            json!({
+                "initContainers": [container(json!({"cpu": "5"}))],
+                "containers": [container(json!({"cpu": "1"}))],
+            }),
+            5000,
+        ),
+        (
+            json!({
+                "initContainers": [sidecar, container(json!({"cpu": "5"}))],
+                "containers": [container(json!({"cpu": "1"}))],
+                "overhead": {"cpu": "250m"},
+            }),
+            6250,
+        ),
+        (
+            json!({
+                "initContainers": [container(json!({"cpu": "5"})), sidecar],
+                "containers": [container(json!({"cpu": "4500m"}))],
+            }),
+            5500,
+        ),
+        (
+            json!({
+                "resources": {"requests": {"cpu": "7"}},
+                "containers": [container(json!({"cpu": "4"}))],
+            }),
+            7000,
+        ),
+    ] {
+        assert_eq!(Amounts::of_pod(&pod(spec.clone())).get("cpu"), expected, "{spec}");
+    }
+}
+
+#[test]
+fn a_pod_that_is_resized_holds_the_most_of_what_it_wants_was_given_and_has() {
+    let resized = |wanted: &str, actual: &str, allocated: &str, reason: &str| {
+        let mut pod = asks(json!({"cpu": wanted}));
+        pod.status = serde_json::from_value(json!({
+            "conditions": [{"type": "PodResizePending", "status": "True", "reason": reason}],
+            "containerStatuses": [{
+                "name": "c", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                "resources": {"requests": {"cpu": actual}}, "allocatedResources": {"cpu": allocated},
+            }],
+        }))
+        .unwrap();
+        (Amounts::of_pod(&pod).get("cpu"), Amounts::of_resized(&pod).get("cpu"))
+    };
+    for (wanted, actual, allocated, reason, held, granted) in [
+        ("1", "2", "1", "Deferred", 2000, 2000),
+        ("1", "1", "3", "Deferred", 3000, 3000),
+        ("4", "1", "1", "Deferred", 4000, 4000),
+        ("4", "1", "1", "Infeasible", 1000, 4000),
+    ] {
+        assert_eq!(
+            resized(wanted, actual, allocated, reason),
+            (held, granted),
+            "{wanted} {reason}"
+        );
+    }
+    let mut whole = pod(json!({
+        "resources": {"requests": {"cpu": "1"}}, "containers": [{"name": "c"}],
+    }));
+    let status =
+        json!({"resources": {"requests": {"cpu": "2"}}, "allocatedResources": {"cpu": "1"}});
+    whole.status = serde_json::from_value(status).unwrap();
+    assert_eq!(Amounts::of_pod(&whole).get("cpu"), 2000);
+}

@@ -1,0 +1,228 @@
+//! The managers together: what is asked of each, in upstream's order.
+
+use crate::cpu::{self, AssignError};
+use crate::hints::{Hint, Nodes, Policy};
+use crate::memory::{self, AllocateError};
+use crate::request::{ContainerRequest, PodRequest};
+use crate::{CpuSet, Machine, NumaMask, StateError, TopologyOptions};
+
+/// Why a pod cannot have what it asks for. The texts are upstream's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No nodes suit all of it.
+    #[error("Resources cannot be allocated with Topology locality")]
+    Topology,
+    /// Only whole cores are given, and it asks for a part of one.
+    #[error(
+        "SMT Alignment Error: requested {requested} cpus not multiple cpus per core = {per_core}"
+    )]
+    NotWholeCores {
+        /// CPUs that it asks for.
+        requested: usize,
+        /// CPUs of a core.
+        per_core: usize,
+    },
+    /// Only whole cores are given, and there are too few.
+    #[error(
+        "SMT Alignment Error: not enough free physical CPUs: available physical CPUs = \
+         {available}, requested CPUs = {requested}, CPUs per core = {per_core}"
+    )]
+    NotEnoughCores {
+        /// CPUs that it asks for.
+        requested: usize,
+        /// CPUs of a core.
+        per_core: usize,
+        /// CPUs in cores that nothing is reserved of.
+        available: usize,
+    },
+    /// There are too few CPUs.
+    #[error("Allocate failed due to {0}, which is unexpected")]
+    Cpus(#[from] AssignError),
+    /// There is too little memory.
+    #[error("Allocate failed due to {0}, which is unexpected")]
+    Memory(#[from] AllocateError),
+}
+
+impl Refusal {
+    /// The reason in one word, as a pod's status tells it.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Topology => "TopologyAffinityError",
+            Self::NotWholeCores { .. } | Self::NotEnoughCores { .. } => "SMTAlignmentError",
+            Self::Cpus(_) | Self::Memory(_) => "UnexpectedAdmissionError",
+        }
+    }
+}
+
+/// The topology manager: its policy, and whether it looks at pods as a whole.
+#[derive(Clone, Debug, Default)]
+pub struct Topology {
+    policy: Policy,
+    whole_pods: bool,
+    nodes: Nodes,
+}
+
+impl Topology {
+    /// On this machine; `whole_pods` is the scope `pod`. `None` if it has too many nodes.
+    pub fn new(
+        policy: Policy,
+        whole_pods: bool,
+        options: TopologyOptions,
+        machine: &Machine,
+    ) -> Option<Self> {
+        let fits = policy == Policy::None || machine.nodes.len() <= options.most_nodes;
+        let nodes = Nodes::new(&machine.nodes, options.prefer_closest);
+        fits.then_some(Self { policy, whole_pods, nodes })
+    }
+}
+
+/// All that gives containers something of their own; a manager that is not there gives nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Allocator {
+    topology: Topology,
+    cpu: Option<cpu::Policy>,
+    memory: Option<memory::Policy>,
+}
+
+impl Allocator {
+    /// Managers under these policies.
+    pub fn new(
+        topology: Topology,
+        cpu: Option<cpu::Policy>,
+        memory: Option<memory::Policy>,
+    ) -> Self {
+        Self { topology, cpu, memory }
+    }
+
+    /// Whether there is no manager that would ever give anything.
+    pub fn is_idle(&self) -> bool {
+        self.cpu.is_none() && self.memory.is_none()
+    }
+
+    /// Go on from what was kept of CPUs.
+    ///
+    /// # Errors
+    /// When it does not suit the machine or the reservations.
+    pub fn restore_cpu(&mut self, state: Option<cpu::State>) -> Result<(), StateError> {
+        match (&mut self.cpu, state) {
+            (Some(policy), Some(state)) => policy.restore(state),
+            _ => Ok(()),
+        }
+    }
+
+    /// Go on from what was kept of memory.
+    ///
+    /// # Errors
+    /// When it does not suit the machine or the reservations.
+    pub fn restore_memory(&mut self, state: Option<memory::State>) -> Result<(), StateError> {
+        match (&mut self.memory, state) {
+            (Some(policy), Some(state)) => policy.restore(state),
+            _ => Ok(()),
+        }
+    }
+
+    /// Give a pod all that it is to have, or nothing. One that has it already keeps it.
+    ///
+    /// # Errors
+    /// Why the node cannot take the pod in.
+    pub fn admit(&mut self, pod: &PodRequest) -> Result<(), Refusal> {
+        let given = self.give(pod);
+        if given.is_err() {
+            self.release(&pod.uid);
+        }
+        given
+    }
+
+    fn give(&mut self, pod: &PodRequest) -> Result<(), Refusal> {
+        let whole = match self.topology.whole_pods && self.topology.policy != Policy::None {
+            true => Some(self.hint(
+                self.cpu.as_ref().map(|cpu| cpu.pod_hints(pod)),
+                self.memory.as_ref().map(|memory| memory.pod_hints(pod)),
+            )?),
+            false => None,
+        };
+        for container in &pod.containers {
+            let hint = match whole {
+                Some(hint) => hint,
+                None => self.container_hint(pod, container)?,
+            };
+            if let Some(cpu) = &mut self.cpu {
+                cpu.allocate(pod, container, hint)?;
+            }
+            if let Some(memory) = &mut self.memory {
+                memory.allocate(pod, container, hint)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn container_hint(
+        &self,
+        pod: &PodRequest,
+        container: &ContainerRequest,
+    ) -> Result<Hint, Refusal> {
+        if self.topology.policy == Policy::None {
+            return Ok(Hint::default());
+        }
+        self.hint(
+            self.cpu.as_ref().map(|cpu| cpu.hints(pod, container)),
+            self.memory.as_ref().map(|memory| memory.hints(pod, container)),
+        )
+    }
+
+    fn hint(
+        &self,
+        cpu: Option<crate::hints::Hints>,
+        memory: Option<crate::hints::Hints>,
+    ) -> Result<Hint, Refusal> {
+        let providers = [cpu.unwrap_or_default(), memory.unwrap_or_default()];
+        match self.topology.policy.merge(&self.topology.nodes, &providers) {
+            (hint, true) => Ok(hint),
+            (_, false) => Err(Refusal::Topology),
+        }
+    }
+
+    /// Give back what a pod has. Tells whether it had anything.
+    pub fn release(&mut self, uid: &str) -> bool {
+        let cpus = self.cpu.as_mut().is_some_and(|cpu| cpu.release(uid));
+        let memory = self.memory.as_mut().is_some_and(|memory| memory.release(uid));
+        cpus || memory
+    }
+
+    /// A container is about to start. Tells whether what init containers had was given back.
+    pub fn begin(&mut self, pod: &PodRequest, container: &str) -> bool {
+        self.memory.as_mut().is_some_and(|memory| memory.begin(pod, container))
+    }
+
+    /// The UIDs of pods that have something of their own.
+    pub fn holders(&self) -> impl Iterator<Item = &str> {
+        let cpus = self.cpu.iter().flat_map(|cpu| cpu.state().assignments.keys());
+        let memory = self.memory.iter().flat_map(|memory| memory.state().assignments.keys());
+        cpus.chain(memory).map(String::as_str)
+    }
+
+    /// The CPUs that a container runs on, if that is decided here.
+    pub fn cpus(&self, uid: &str, container: &str) -> Option<&CpuSet> {
+        self.cpu.as_ref().map(|cpu| cpu.cpus(uid, container)).filter(|cpus| !cpus.is_empty())
+    }
+
+    /// The CPUs that a container has for itself, if it has.
+    pub fn own_cpus(&self, uid: &str, container: &str) -> Option<&CpuSet> {
+        self.cpu.as_ref()?.own(uid, container)
+    }
+
+    /// The nodes that a container's memory comes from, if that is decided here.
+    pub fn memory_nodes(&self, uid: &str, container: &str) -> Option<NumaMask> {
+        self.memory.as_ref()?.nodes(uid, container)
+    }
+
+    /// The CPU manager's state, if it has a policy.
+    pub fn cpu_state(&self) -> Option<&cpu::State> {
+        self.cpu.as_ref().map(cpu::Policy::state)
+    }
+
+    /// The memory manager's state, if it has a policy.
+    pub fn memory_state(&self) -> Option<&memory::State> {
+        self.memory.as_ref().map(memory::Policy::state)
+    }
+}

@@ -1,0 +1,387 @@
+//! The static CPU policy: containers of Guaranteed pods that ask for whole CPUs have them for
+//! themselves, all others share the rest.
+
+mod assign;
+mod distribute;
+mod options;
+mod state;
+
+use std::collections::BTreeMap;
+
+pub use assign::AssignError;
+use assign::{Manner, packed};
+use distribute::distributed;
+pub(crate) use options::flag;
+pub use options::{OptionError, Options};
+pub use state::{Assignments, State};
+
+use crate::combinations::combinations;
+use crate::hints::{Hint, Hints};
+use crate::machine::{Cpus, Level};
+use crate::mask::NumaMask;
+use crate::request::{ContainerRequest, Kind, PodRequest};
+use crate::{CpuSet, Refusal, StateError};
+
+/// Why the policy cannot be had on this machine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// Nothing is reserved: pods could take every CPU.
+    #[error(
+        "the static policy requires systemreserved.cpu + kubereserved.cpu to be greater than zero"
+    )]
+    NothingReserved,
+    /// The reserved CPUs are not as many as they should be.
+    #[error(
+        "unable to reserve the required amount of CPUs (size of {reserved} did not equal {wanted})"
+    )]
+    NotReserved {
+        /// The CPUs that would be reserved.
+        reserved: CpuSet,
+        /// How many there should be.
+        wanted: usize,
+    },
+    /// A reserved CPU is not there.
+    #[error("reserved CPUs {reserved} are not all among the online CPUs {online}")]
+    NotOnline {
+        /// The CPUs that are to be reserved.
+        reserved: CpuSet,
+        /// The CPUs of the machine.
+        online: CpuSet,
+    },
+    /// `align-by-socket` on a machine whose nodes hold several sockets.
+    #[error("align-by-socket: the machine has more sockets than NUMA nodes")]
+    Sockets,
+}
+
+/// The policy, and who has which CPUs.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    cpus: Cpus,
+    options: Options,
+    reserved: CpuSet,
+    /// The reserved CPUs with all that share a core with them.
+    reserved_cores: CpuSet,
+    /// CPUs of finished init containers of the pod that is being let in.
+    reusable: (String, CpuSet),
+    state: State,
+}
+
+impl Policy {
+    /// With these CPUs kept from containers of their own: those named, or that many of the
+    /// policy's choice.
+    ///
+    /// # Errors
+    /// When they cannot be kept, or the options do not suit the machine.
+    pub fn new(
+        cpus: Cpus,
+        options: Options,
+        reserved: Option<CpuSet>,
+        count: usize,
+    ) -> Result<Self, PolicyError> {
+        if count == 0 {
+            return Err(PolicyError::NothingReserved);
+        }
+        let (sockets, nodes) = (cpus.groups(Level::Socket).len(), cpus.groups(Level::Numa).len());
+        if options.align_by_socket && sockets > nodes {
+            return Err(PolicyError::Sockets);
+        }
+        let online = cpus.all();
+        let mut policy = Self {
+            cpus,
+            options,
+            reserved: CpuSet::new(),
+            reserved_cores: CpuSet::new(),
+            reusable: Default::default(),
+            state: State::default(),
+        };
+        let reserved = match reserved.filter(|reserved| !reserved.is_empty()) {
+            Some(reserved) => reserved,
+            None => policy.pick(&online, count).unwrap_or_default(),
+        };
+        if reserved.len() != count {
+            return Err(PolicyError::NotReserved { reserved, wanted: count });
+        }
+        if !reserved.is_subset(&online) {
+            return Err(PolicyError::NotOnline { reserved, online });
+        }
+        let cores = reserved.iter().filter_map(|cpu| policy.cpus.info(cpu));
+        for info in cores.collect::<Vec<_>>() {
+            let core = policy.cpus.cpus_in(Level::Core, info.core.into());
+            policy.reserved_cores = policy.reserved_cores.union(&core);
+        }
+        policy.reserved = reserved;
+        policy.state.shared = policy.shareable();
+        Ok(policy)
+    }
+
+    /// Go on from a state that was kept.
+    ///
+    /// # Errors
+    /// When it does not fit this machine and these reservations.
+    pub fn restore(&mut self, state: State) -> Result<(), StateError> {
+        if state.shared.is_empty() {
+            if !state.assignments.is_empty() {
+                return Err(StateError::Mismatch("default cpuset cannot be empty".to_owned()));
+            }
+            return Ok(());
+        }
+        let held = self.reserved.intersection(&state.shared);
+        if self.options.strict_reservation && !held.is_empty() {
+            return Err(StateError::Mismatch(format!(
+                "some of strictly reserved cpus: \"{held}\" are present in defaultCpuSet: \"{}\"",
+                state.shared
+            )));
+        }
+        if !self.options.strict_reservation && held != self.reserved {
+            return Err(StateError::Mismatch(format!(
+                "not all reserved cpus: \"{}\" are present in defaultCpuSet: \"{}\"",
+                self.reserved, state.shared
+            )));
+        }
+        let mut known = state.shared.clone();
+        for (pod, containers) in &state.assignments {
+            for (container, cpus) in containers {
+                if !cpus.is_disjoint(&state.shared) {
+                    return Err(StateError::Mismatch(format!(
+                        "pod: {pod}, container: {container} cpuset: \"{cpus}\" overlaps with \
+                         default cpuset \"{}\"",
+                        state.shared
+                    )));
+                }
+                known = known.union(cpus);
+            }
+        }
+        let online = self.shareable();
+        if known != online {
+            return Err(StateError::Mismatch(format!(
+                "current set of available CPUs \"{online}\" doesn't match with CPUs in state \
+                 \"{known}\""
+            )));
+        }
+        self.state = state;
+        Ok(())
+    }
+
+    /// Who has which CPUs.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The CPUs that a container runs on: its own, or the shared ones.
+    pub fn cpus(&self, uid: &str, container: &str) -> &CpuSet {
+        self.own(uid, container).unwrap_or(&self.state.shared)
+    }
+
+    /// The CPUs that a container has for itself, if it has.
+    pub fn own(&self, uid: &str, container: &str) -> Option<&CpuSet> {
+        self.state.assignments.get(uid)?.get(container)
+    }
+
+    /// Give back what a pod has. Tells whether it had anything.
+    pub fn release(&mut self, uid: &str) -> bool {
+        if self.reusable.0 == uid {
+            self.reusable = Default::default();
+        }
+        let Some(containers) = self.state.assignments.remove(uid) else { return false };
+        for cpus in containers.values() {
+            self.state.shared = self.state.shared.union(cpus);
+        }
+        true
+    }
+
+    /// The nodes that suit a container.
+    pub(crate) fn hints(&self, pod: &PodRequest, container: &ContainerRequest) -> Hints {
+        let wanted = pod.cpus_of(container);
+        if wanted == 0 {
+            return Hints::new();
+        }
+        let hints = match self.own(&pod.uid, &container.name) {
+            Some(own) if own.len() != wanted => Vec::new(),
+            Some(own) => self.suits(own, &CpuSet::new(), wanted),
+            None => self.suits(&self.available(), self.reusable_by(&pod.uid), wanted),
+        };
+        Hints::from([("cpu".to_owned(), hints)])
+    }
+
+    /// The nodes that suit a pod as a whole.
+    pub(crate) fn pod_hints(&self, pod: &PodRequest) -> Hints {
+        let wanted = pod.cpus();
+        if wanted == 0 {
+            return Hints::new();
+        }
+        let mut own = CpuSet::new();
+        for container in &pod.containers {
+            if let Some(cpus) = self.own(&pod.uid, &container.name) {
+                if cpus.len() != pod.cpus_of(container) {
+                    return Hints::from([("cpu".to_owned(), Vec::new())]);
+                }
+                own = own.union(cpus);
+            }
+        }
+        let hints = match own.len() == wanted {
+            true => self.suits(&own, &CpuSet::new(), wanted),
+            false => {
+                let reusable = self.reusable_by(&pod.uid).union(&own);
+                self.suits(&self.available(), &reusable, wanted)
+            }
+        };
+        Hints::from([("cpu".to_owned(), hints)])
+    }
+
+    /// Give a container its CPUs, if it is to have any.
+    pub(crate) fn allocate(
+        &mut self,
+        pod: &PodRequest,
+        container: &ContainerRequest,
+        hint: Hint,
+    ) -> Result<(), Refusal> {
+        let wanted = pod.cpus_of(container);
+        if wanted == 0 {
+            return Ok(());
+        }
+        self.check_cores(wanted)?;
+        let cpus = match self.own(&pod.uid, &container.name) {
+            Some(own) => own.clone(),
+            None => {
+                let cpus = self.choose(wanted, hint.nodes, self.reusable_by(&pod.uid))?;
+                self.state.shared = self.state.shared.difference(&cpus);
+                let containers = self.state.assignments.entry(pod.uid.clone()).or_default();
+                containers.insert(container.name.clone(), cpus.clone());
+                cpus
+            }
+        };
+        let before = self.reusable_by(&pod.uid);
+        let reusable = match container.kind {
+            Kind::Init => before.union(&cpus),
+            Kind::Sidecar | Kind::Main => before.difference(&cpus),
+        };
+        self.reusable = (pod.uid.clone(), reusable);
+        Ok(())
+    }
+
+    fn shareable(&self) -> CpuSet {
+        match self.options.strict_reservation {
+            true => self.cpus.all().difference(&self.reserved),
+            false => self.cpus.all(),
+        }
+    }
+
+    fn available(&self) -> CpuSet {
+        self.state.shared.difference(&self.reserved)
+    }
+
+    fn reusable_by(&self, uid: &str) -> &CpuSet {
+        static NONE: CpuSet = CpuSet::EMPTY;
+        if self.reusable.0 == uid { &self.reusable.1 } else { &NONE }
+    }
+
+    /// Where only whole cores are given, the request must be for such, and they must be free.
+    fn check_cores(&self, wanted: usize) -> Result<(), Refusal> {
+        if !self.options.full_cores_only {
+            return Ok(());
+        }
+        let per_core = self.cpus.per_group(Level::Core);
+        if !wanted.is_multiple_of(per_core) {
+            return Err(Refusal::NotWholeCores { requested: wanted, per_core });
+        }
+        let available = self.state.shared.difference(&self.reserved_cores).len();
+        match wanted > available {
+            true => Err(Refusal::NotEnoughCores { requested: wanted, per_core, available }),
+            false => Ok(()),
+        }
+    }
+
+    fn choose(
+        &self,
+        wanted: usize,
+        nodes: Option<NumaMask>,
+        reusable: &CpuSet,
+    ) -> Result<CpuSet, AssignError> {
+        let all = self.available().union(reusable);
+        let mut chosen = CpuSet::new();
+        if let Some(nodes) = nodes {
+            let aligned = self.aligned(nodes, &all);
+            chosen = self.pick(&aligned, wanted.min(aligned.len()))?;
+        }
+        let rest = self.pick(&all.difference(&chosen), wanted - chosen.len())?;
+        Ok(chosen.union(&rest))
+    }
+
+    /// Those of `cpus` that lie in the nodes, or in the nodes' sockets.
+    fn aligned(&self, nodes: NumaMask, cpus: &CpuSet) -> CpuSet {
+        let in_nodes = |cpu: &u32| self.cpus.info(*cpu).is_some_and(|i| nodes.contains(i.numa));
+        if !self.options.align_by_socket {
+            return cpus.iter().filter(in_nodes).collect();
+        }
+        let sockets = self.sockets(nodes);
+        let in_sockets = |cpu: &u32| {
+            self.cpus.info(*cpu).is_some_and(|i| sockets.contains(&i.at(Level::Socket)))
+        };
+        cpus.iter().filter(in_sockets).collect()
+    }
+
+    fn sockets(&self, nodes: NumaMask) -> std::collections::BTreeSet<i64> {
+        let sockets = nodes
+            .nodes()
+            .flat_map(|node| self.cpus.groups_in(Level::Socket, (Level::Numa, node.into())));
+        sockets.collect()
+    }
+
+    fn pick(&self, available: &CpuSet, wanted: usize) -> Result<CpuSet, AssignError> {
+        let Options { spread_over_cores, spread_over_nodes, full_cores_only, by_uncore, .. } =
+            self.options;
+        let manner = Manner { spread: spread_over_cores, by_uncore };
+        if !spread_over_nodes {
+            return packed(&self.cpus, available, wanted, manner);
+        }
+        let group = if full_cores_only { self.cpus.per_group(Level::Core) } else { 1 };
+        distributed(&self.cpus, available, wanted, group, manner)
+    }
+
+    /// Every set of nodes that has `wanted` CPUs: all that are reusable, and enough that are
+    /// available.
+    fn suits(&self, available: &CpuSet, reusable: &CpuSet, wanted: usize) -> Vec<Hint> {
+        let node_of = |cpu: u32| self.cpus.info(cpu).map(|info| info.numa);
+        let per_node = |set: &CpuSet| {
+            let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+            set.iter().filter_map(node_of).for_each(|node| *counts.entry(node).or_default() += 1);
+            counts
+        };
+        let all = per_node(&self.cpus.all());
+        let (available, needed_nodes) = (per_node(available), per_node(reusable));
+        let nodes: Vec<u32> = all.keys().copied().collect();
+        let mut least = nodes.len();
+        let mut hints = Vec::new();
+        for count in 1..=nodes.len() {
+            for subset in combinations(&nodes, count) {
+                let sum = |counts: &BTreeMap<u32, usize>| -> usize {
+                    subset.iter().filter_map(|node| counts.get(node)).sum()
+                };
+                if sum(&all) >= wanted {
+                    least = least.min(count);
+                }
+                let has_reusable = needed_nodes.keys().all(|node| subset.contains(node));
+                if has_reusable && sum(&available) + reusable.len() >= wanted {
+                    hints.push(subset.iter().copied().collect::<NumaMask>());
+                }
+            }
+        }
+        let preferred = |mask: NumaMask| {
+            mask.len() == least || self.options.align_by_socket && self.fills_sockets(mask, least)
+        };
+        hints
+            .into_iter()
+            .map(|mask| Hint { nodes: Some(mask), preferred: preferred(mask) })
+            .collect()
+    }
+
+    /// Whether the nodes lie in no more sockets than `least` nodes need.
+    fn fills_sockets(&self, nodes: NumaMask, least: usize) -> bool {
+        let per_socket =
+            self.cpus.groups(Level::Numa).len() / self.cpus.groups(Level::Socket).len().max(1);
+        per_socket > 0 && self.sockets(nodes).len() == least.div_ceil(per_socket)
+    }
+}
+
+#[cfg(test)]
+mod tests;

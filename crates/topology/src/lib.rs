@@ -1,0 +1,35 @@
+//! Which CPUs and which memory containers have for themselves: the CPU, memory and topology
+//! managers without the world around them. No I/O: the machine comes in as plain data, and the
+//! state goes out as the text of its file.
+//!
+//! Current limitations: pods with resources of their own share everything (the alpha gate
+//! `PodLevelResourceManagers`); state files from before Kubernetes 1.18 are refused.
+
+mod allocator;
+pub mod checkpoint;
+mod combinations;
+pub mod cpu;
+mod cpuset;
+mod hints;
+mod machine;
+mod mask;
+pub mod memory;
+mod options;
+mod request;
+
+pub use allocator::{Allocator, Refusal, Topology};
+pub use checkpoint::StateError;
+pub use cpu::OptionError;
+pub use cpuset::{CpuSet, CpuSetError};
+pub use hints::Policy as TopologyPolicy;
+pub use machine::{CpuInfo, Cpus, Machine, Node};
+pub use mask::NumaMask;
+pub use options::Options as TopologyOptions;
+pub use request::{Amounts, ContainerRequest, Kind, PodRequest};
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod fixture;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests;

@@ -1,0 +1,6 @@
+#!/bin/sh
+# Inside the guest: run the payload, tell its exit code on the serial line, power off.
+cd /payload || exit 1
+./run.sh
+echo "vm: payload exit $?"
+systemctl poweroff --no-block

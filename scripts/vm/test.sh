@@ -1,0 +1,28 @@
+#!/bin/sh
+# Runs the cases in the guest. usage: test.sh IMAGE_DIR BIN_DIR
+# BIN_DIR has the programs, built before; the tests are built here. VM_CASES: a list of one's own.
+set -eu
+image=$1 bin=$2
+here=$(dirname "$0")
+cases=${VM_CASES:-$here/cases}
+payload=$(mktemp -d)
+trap 'rm -rf "$payload"' EXIT
+trap 'exit 1' INT TERM
+
+programs=$(sed -n 's/^ *cases [^ ]* \([a-z_]*\).*/\1/p' "$cases" | sort -u)
+# As `make test` builds them, so that nothing is compiled twice.
+# shellcheck disable=SC2046 # words
+cargo test --workspace --no-run --message-format=json $(printf -- '--test %s\n' $programs) >"$payload/built"
+mkdir -p "$payload/bin" "$payload/tests"
+for program in longshore longshore-apiserver; do
+    strip -o "$payload/bin/$program" "$bin/$program"
+done
+for program in $programs; do
+    built=$(sed -n "s|.*\"executable\":\"\([^\"]*/$program-[0-9a-f]*\)\".*|\1|p" "$payload/built" | tail -1)
+    strip -o "$payload/tests/$program" "$built"
+done
+rm "$payload/built"
+cp "$cases" "$payload/cases"
+cp -r "$here/node" "$here/../../systemd/longshore.service" "$payload"
+install -m 755 "$here/payload.sh" "$payload/run.sh"
+"$here/run.sh" "$image" "$payload"

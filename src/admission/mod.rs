@@ -1,0 +1,270 @@
+//! The one place that decides whether the node takes a pod in. Decisions are made one after the
+//! other and cost no I/O; who is taken in holds a [`Seat`] until nothing of it runs any more, and
+//! a critical pod gets the seats of others, whose workers are asked to end them. Workers ask
+//! before they do anything for a pod; a pod that was taken in before is only entered.
+//!
+//! Current limitations: nothing is asked of topology, devices or a shutdown.
+
+mod abilities;
+mod seat;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Api;
+use longshore_pod::admission::{
+    self as rules, Abilities, Decision, Ledger, NodePressure, NodeView, Terms, Ticket,
+};
+use longshore_pod::spec;
+use longshore_pod::status::Verdict;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tracing::{debug, info};
+
+pub use abilities::abilities;
+pub use seat::{Seat, Way};
+
+use crate::runtime::Announcer;
+use crate::worker::{End, Ender};
+
+/// How long the node's object may take to come when it is asked for anew.
+const NODE: Duration = Duration::from_secs(5);
+
+/// What a decision needs to know.
+#[derive(Debug)]
+pub struct Sources {
+    /// What can be done for pods here.
+    pub abilities: Abilities,
+    /// The node as it registers itself; the truth for as long as no other is told.
+    pub own: Node,
+    /// The node as the apiserver tells it, and where it is asked for anew; `None`: there is none.
+    pub told: Option<(watch::Receiver<Option<Arc<Node>>>, Api<Node>)>,
+    /// What the node is short of.
+    pub pressure: watch::Receiver<NodePressure>,
+    /// Events about pods that have to make way.
+    pub announcer: Announcer,
+    /// Ends them.
+    pub ender: Ender,
+}
+
+/// Decides about pods. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    sources: Sources,
+    state: Mutex<State>,
+    /// Changes whenever a pod gives back what it held.
+    released: watch::Sender<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    ledger: Ledger,
+    pods: HashMap<Ticket, Known>,
+    counts: Counts,
+}
+
+/// What is kept of a pod that was taken in.
+#[derive(Clone, Debug)]
+struct Known {
+    namespace: String,
+    name: String,
+    uid: String,
+    grace: Duration,
+}
+
+/// What was decided so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Refused pods, by reason.
+    pub rejections: BTreeMap<String, u64>,
+    /// Pods that had to make way.
+    pub preemptions: u64,
+}
+
+/// A pod that is not taken in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refusal {
+    /// What its status says.
+    pub verdict: Verdict,
+    /// Whether other labels of the node would let it in, which are to be asked for anew.
+    pub by_labels: bool,
+}
+
+impl Admission {
+    /// Nobody is taken in yet.
+    pub fn new(sources: Sources) -> Self {
+        let (state, released) = (Mutex::default(), watch::Sender::new(()));
+        Self { shared: Arc::new(Shared { sources, state, released }) }
+    }
+
+    /// Decide about a new pod. Who is taken in holds a seat from now on, and has to wait for
+    /// [`Seat::way`] to be clear before it uses it.
+    pub fn admit(&self, pod: &Pod) -> Result<Seat, Refusal> {
+        let sources = &self.shared.sources;
+        let told = sources.told.as_ref().and_then(|(node, _)| node.borrow().clone());
+        self.admit_to(pod, told.as_deref().unwrap_or(&sources.own))
+    }
+
+    /// Decide once more about a pod that only labels keep out, by the labels of this moment: who
+    /// has set them may have been faster than our watch of the node. Counts the refusal.
+    pub async fn admit_anew(&self, pod: &Pod, refusal: Refusal) -> Result<Seat, Verdict> {
+        let outcome = match &self.shared.sources.told {
+            Some((_, api)) if refusal.by_labels => {
+                let name = self.shared.sources.own.metadata.name.as_deref().unwrap_or_default();
+                match timeout(NODE, api.get(name)).await {
+                    Ok(Ok(node)) => self.admit_to(pod, &node),
+                    _ => Err(refusal),
+                }
+            }
+            _ => Err(refusal),
+        };
+        outcome.map_err(|refusal| {
+            self.count(&refusal.verdict);
+            refusal.verdict
+        })
+    }
+
+    /// Count a pod that was refused.
+    pub fn count(&self, verdict: &Verdict) {
+        let reason = rules::counted_reason(&verdict.reason).to_owned();
+        *self.state().counts.rejections.entry(reason).or_default() += 1;
+    }
+
+    /// Enter a pod that has been taken in before, whatever the node would say now.
+    pub fn keep(&self, pod: &Pod) -> Seat {
+        let ticket = self.state().enter(pod);
+        Seat::new(self.shared.clone(), ticket, None)
+    }
+
+    /// Whether the pod with that UID, which was taken in, may have what its spec requests now. It is
+    /// entered with that, and with what it has until then if that is more: ask again when it has
+    /// changed. Nobody has to make way for it.
+    pub fn resize(&self, pod: &Pod) -> Result<(), Verdict> {
+        let sources = &self.shared.sources;
+        let told = sources.told.as_ref().and_then(|(node, _)| node.borrow().clone());
+        let mut state = self.state();
+        let uid = spec::uid(pod);
+        let ticket = state.pods.iter().find(|(_, known)| known.uid == uid).map(|(at, _)| *at);
+        let Some((ticket, before)) =
+            ticket.and_then(|ticket| Some((ticket, state.ledger.release(ticket)?)))
+        else {
+            return Ok(());
+        };
+        let node = NodeView::new(told.as_deref().unwrap_or(&sources.own), &sources.own);
+        let verdict = rules::refuses_resize(pod, &self.terms(&node, &state.ledger));
+        let seat = if verdict.is_none() { rules::Seat::resized(pod) } else { before };
+        state.ledger.put(ticket, seat);
+        drop(state);
+        match verdict {
+            None => {
+                self.shared.released.send_replace(()); // it may have less than before
+                Ok(())
+            }
+            Some(verdict) => Err(verdict),
+        }
+    }
+
+    /// Changes whenever a pod gives back something of what it held.
+    pub fn released(&self) -> watch::Receiver<()> {
+        self.shared.released.subscribe()
+    }
+
+    /// What was decided so far.
+    pub fn counts(&self) -> Counts {
+        self.state().counts.clone()
+    }
+
+    fn terms<'a>(&'a self, node: &'a NodeView<'a>, ledger: &'a Ledger) -> Terms<'a> {
+        let sources = &self.shared.sources;
+        let pressure = *sources.pressure.borrow();
+        Terms { abilities: &sources.abilities, node, ledger, pressure }
+    }
+
+    fn admit_to(&self, pod: &Pod, node: &Node) -> Result<Seat, Refusal> {
+        let node = NodeView::new(node, &self.shared.sources.own);
+        let mut state = self.state();
+        let (victims, waits) = match rules::decide(pod, &self.terms(&node, &state.ledger)) {
+            Decision::Admit { victims, waits } => (victims, waits),
+            Decision::Refuse { verdict, by_labels } => return Err(Refusal { verdict, by_labels }),
+        };
+        let victims: Vec<Known> =
+            victims.into_iter().filter_map(|ticket| state.leave(ticket)).collect();
+        let way = waits.then(|| Way::new(&self.shared, &state));
+        let ticket = state.enter(pod);
+        drop(state);
+        for victim in victims {
+            self.preempt(&victim, pod);
+        }
+        Ok(Seat::new(self.shared.clone(), ticket, way))
+    }
+
+    fn preempt(&self, victim: &Known, preemptor: &Pod) {
+        let Shared { sources, .. } = &*self.shared;
+        let verdict = rules::preempted();
+        info!(
+            pod = victim.name,
+            namespace = victim.namespace,
+            critical = spec::name(preemptor),
+            "pod makes way for a critical one"
+        );
+        sources.announcer.pod(&victim.reference(), true, &verdict.reason, &verdict.message);
+        if !sources.ender.end(&victim.uid, End { verdict, grace: None }) {
+            debug!(pod = victim.name, uid = victim.uid, "pod has ended already");
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state()
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No code panics while it holds the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn enter(&mut self, pod: &Pod) -> Ticket {
+        let ticket = self.ledger.enter(rules::Seat::new(pod));
+        self.pods.insert(ticket, Known::new(pod));
+        ticket
+    }
+
+    /// The pod is to make way.
+    fn leave(&mut self, ticket: Ticket) -> Option<Known> {
+        self.ledger.leave(ticket);
+        self.counts.preemptions += 1;
+        self.pods.get(&ticket).cloned()
+    }
+}
+
+impl Known {
+    fn new(pod: &Pod) -> Self {
+        Self {
+            namespace: spec::namespace(pod).to_owned(),
+            name: spec::name(pod).to_owned(),
+            uid: spec::uid(pod).to_owned(),
+            grace: crate::worker::grace(pod),
+        }
+    }
+
+    /// Enough of the pod for an event about it.
+    fn reference(&self) -> Pod {
+        let mut pod = Pod::default();
+        pod.metadata.namespace = Some(self.namespace.clone());
+        pod.metadata.name = Some(self.name.clone());
+        pod.metadata.uid = Some(self.uid.clone());
+        pod
+    }
+}

@@ -1,0 +1,113 @@
+//! Who makes cgroups: the daemon and the runtime must be of one mind.
+
+use longshore_cri::Runtime;
+use longshore_cri::v1::CgroupDriver;
+use serde_json::Value;
+use tracing::{debug, info};
+
+/// Who makes cgroups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Driver {
+    /// The daemon and the runtime, as directories.
+    Cgroupfs,
+    /// systemd, as slices and scopes.
+    Systemd,
+}
+
+impl Driver {
+    /// The driver of that name in the config.
+    pub fn named(name: &str) -> Self {
+        match name {
+            "systemd" => Self::Systemd,
+            _ => Self::Cgroupfs,
+        }
+    }
+
+    /// Its name in the config.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cgroupfs => "cgroupfs",
+            Self::Systemd => "systemd",
+        }
+    }
+}
+
+/// The runtime cannot be told which driver to use, and uses another than the config says.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cgroupDriver: {} is set, but the container runtime uses {}: set cgroupDriver to {}, or \
+     SystemdCgroup to {} in the runtime's configuration",
+    .configured.name(), .runtime.name(), .runtime.name(), *.configured == Driver::Systemd
+)]
+pub struct Mismatch {
+    /// What the config says.
+    pub configured: Driver,
+    /// What the runtime says.
+    pub runtime: Driver,
+}
+
+/// The driver to use. A runtime that answers `RuntimeConfig` decides, whatever the config says; of
+/// one that does not, the config must say what it is.
+pub async fn choose(runtime: &Runtime, configured: Driver) -> Result<Driver, Mismatch> {
+    let told = runtime.runtime_config().await;
+    let told = told.inspect_err(|error| debug!(%error, "the runtime does not tell its config"));
+    if let Some(linux) = told.ok().and_then(|config| config.linux) {
+        let driver = match linux.cgroup_driver() {
+            CgroupDriver::Systemd => Driver::Systemd,
+            CgroupDriver::Cgroupfs => Driver::Cgroupfs,
+        };
+        info!(driver = driver.name(), "the runtime tells the cgroup driver");
+        return Ok(driver);
+    }
+    let info = runtime.status(true).await.ok().and_then(|mut status| status.info.remove("config"));
+    match info.as_deref().and_then(of_containerd) {
+        Some(runtime) if runtime != configured => Err(Mismatch { configured, runtime }),
+        _ => Ok(configured),
+    }
+}
+
+/// The driver of containerd's default handler, from what it tells of its config.
+fn of_containerd(config: &str) -> Option<Driver> {
+    let config: Value = serde_json::from_str(config).ok()?;
+    let containerd = config.get("containerd")?;
+    let default = containerd.get("defaultRuntimeName")?.as_str()?;
+    let options = containerd.get("runtimes")?.get(default)?.get("options")?;
+    // An option that is left out is off.
+    let systemd = options.get("SystemdCgroup").and_then(Value::as_bool).unwrap_or(false);
+    Some(if systemd { Driver::Systemd } else { Driver::Cgroupfs })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn containerd_tells_its_driver_among_its_config() {
+        let config = |options: Value| {
+            let runtimes = json!({"runc": {"options": options}, "other": {"options": {}}});
+            json!({"containerd": {"defaultRuntimeName": "runc", "runtimes": runtimes}}).to_string()
+        };
+        for (text, expected) in [
+            (config(json!({"SystemdCgroup": true})), Some(Driver::Systemd)),
+            (config(json!({"SystemdCgroup": false})), Some(Driver::Cgroupfs)),
+            (config(json!({"BinaryName": ""})), Some(Driver::Cgroupfs)),
+            (config(Value::Null), Some(Driver::Cgroupfs)),
+            ("{}".to_owned(), None),
+            ("what".to_owned(), None),
+        ] {
+            assert_eq!(of_containerd(&text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_mismatch_says_what_to_change() {
+        let text = Mismatch { configured: Driver::Systemd, runtime: Driver::Cgroupfs }.to_string();
+        for part in
+            ["cgroupDriver: systemd", "set cgroupDriver to cgroupfs", "SystemdCgroup to true"]
+        {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Cgroups as directories and files. All of it may block for as long as the kernel likes.
+
+use std::io;
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::Error;
+use super::hierarchy::{Hierarchies, join};
+use super::limits::{Limits, Write};
+
+/// Controllers that are handed down on cgroup v2.
+const CONTROLLERS: [&str; 6] = ["cpu", "cpuset", "hugetlb", "io", "memory", "pids"];
+/// How often, and how long after, a cgroup whose processes were killed is tried again.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// The file systems of cgroups.
+#[derive(Clone, Debug)]
+pub(super) struct Fs {
+    pub(super) hierarchies: Hierarchies,
+    /// Whether new v1 cpusets take no part in balancing, so that the runtime can exempt a pod.
+    pub(super) unbalanced: bool,
+}
+
+impl Fs {
+    /// Make a cgroup, and those above it, in every hierarchy.
+    pub(super) fn make(&self, path: &Path) -> Result<(), Error> {
+        for tree in &self.hierarchies.trees {
+            let mut dir = tree.root.clone();
+            for part in path.components().filter(|part| matches!(part, Component::Normal(_))) {
+                if self.hierarchies.unified {
+                    hand_down(&dir);
+                }
+                let parent = dir.clone();
+                dir.push(part);
+                match std::fs::create_dir(&dir) {
+                    Ok(()) => self.begin_cpuset(&parent, &dir),
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                    Err(source) => return Err(Error::at(&dir)(source)),
+                }
+            }
+            if self.hierarchies.unified {
+                hand_down(&dir);
+            }
+        }
+        Ok(())
+    }
+
+    /// The cgroup that pods are to stand below must be there: it is not ours to make.
+    pub(super) fn expect_root(&self, path: &Path) -> Result<(), Error> {
+        let is_there = self.hierarchies.trees.iter().all(|tree| join(&tree.root, path).is_dir());
+        if is_there && self.hierarchies.unified {
+            self.make(path)?;
+        }
+        let missing = self.hierarchies.missing(path);
+        match missing.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Missing { name: path.display().to_string(), missing }),
+        }
+    }
+
+    /// Whether any hierarchy has the cgroup.
+    pub(super) fn is_anywhere(&self, path: &Path) -> bool {
+        self.hierarchies.trees.iter().any(|tree| join(&tree.root, path).exists())
+    }
+
+    /// A new v1 cpuset is empty, and nothing can run in it until it has its parent's CPUs and
+    /// memory. What cannot be given is missed by the first process, which then says so.
+    fn begin_cpuset(&self, parent: &Path, dir: &Path) {
+        if self.hierarchies.unified || !dir.join("cpuset.cpus").exists() {
+            return;
+        }
+        if self.unbalanced {
+            let _ = std::fs::write(dir.join("cpuset.sched_load_balance"), "0");
+        }
+        for file in ["cpuset.cpus", "cpuset.mems"] {
+            if let Ok(value) = std::fs::read_to_string(parent.join(file)) {
+                let _ = std::fs::write(dir.join(file), value);
+            }
+        }
+    }
+
+    /// Give a cgroup its limits. One whose controller the kernel lacks is left out.
+    pub(super) fn set(&self, path: &Path, limits: &Limits) -> Result<(), Error> {
+        let mut put_off = Vec::new();
+        for write in limits.writes(self.hierarchies.unified) {
+            match self.write(path, &write) {
+                // Whether a period is taken may depend on the quota that follows.
+                Err(Error::Write { source, .. }) if is_invalid(&source) => put_off.push(write),
+                written => written?,
+            }
+        }
+        put_off.iter().try_for_each(|write| self.write(path, write))
+    }
+
+    fn write(&self, path: &Path, write: &Write) -> Result<(), Error> {
+        let Some(tree) = self.hierarchies.tree(write.controller) else { return Ok(()) };
+        let file = join(&tree.root, path).join(&write.file);
+        // Opened as it is: a file that the kernel does not have is not to be made.
+        let written = std::fs::OpenOptions::new()
+            .write(true)
+            .open(&file)
+            .and_then(|mut open| io::Write::write_all(&mut open, write.value.as_bytes()));
+        match written {
+            Err(error) if write.optional && error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(source) => Err(Error::Write { path: file, value: write.value.clone(), source }),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Bytes of memory that a cgroup uses.
+    pub(super) fn memory_usage(&self, path: &Path) -> Option<u64> {
+        let tree = self.hierarchies.tree("memory")?;
+        let file = match self.hierarchies.unified {
+            true => "memory.current",
+            false => "memory.usage_in_bytes",
+        };
+        std::fs::read_to_string(join(&tree.root, path).join(file)).ok()?.trim().parse().ok()
+    }
+
+    /// Remove a cgroup and all below it. What still runs in it is killed.
+    pub(super) fn remove(&self, path: &Path) -> Result<(), Error> {
+        let mut pause = PAUSE;
+        for _ in 1..TRIES {
+            match self.try_remove(path) {
+                Err(Error::Io { source, .. }) if is_busy(&source) => self.kill(path),
+                other => return other,
+            }
+            std::thread::sleep(pause);
+            pause *= 2;
+        }
+        self.try_remove(path)
+    }
+
+    fn try_remove(&self, path: &Path) -> Result<(), Error> {
+        let trees = self.hierarchies.trees.iter();
+        trees.map(|tree| join(&tree.root, path)).try_for_each(|dir| remove_tree(&dir))
+    }
+
+    fn kill(&self, path: &Path) {
+        for dir in self.hierarchies.trees.iter().flat_map(|tree| below(&join(&tree.root, path))) {
+            let list = std::fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+            // 0 stands for a process that is out of sight, and for our own group if it is killed.
+            let pids = list.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0);
+            for pid in pids {
+                // One that is gone meanwhile is what we want.
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+        }
+    }
+}
+
+fn is_invalid(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::EINVAL as i32)
+}
+
+fn is_busy(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::EBUSY as i32)
+}
+
+/// Let children of a v2 cgroup use the controllers that it has. A controller that cannot be handed
+/// down is missed by the limit that needs it, which then says so.
+fn hand_down(dir: &Path) {
+    let read = |file| std::fs::read_to_string(dir.join(file)).unwrap_or_default();
+    let (available, handed) = (read("cgroup.controllers"), read("cgroup.subtree_control"));
+    for controller in available.split_whitespace().filter(|name| CONTROLLERS.contains(name)) {
+        if !handed.split_whitespace().any(|name| name == controller) {
+            let _ = std::fs::write(dir.join("cgroup.subtree_control"), format!("+{controller}"));
+        }
+    }
+}
+
+/// A cgroup and all below it, leaves first; empty if it is not there.
+fn below(dir: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    let dirs = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|t| t.is_dir()));
+    let mut found: Vec<PathBuf> = dirs.flat_map(|entry| below(&entry.path())).collect();
+    found.push(dir.to_owned());
+    found
+}
+
+fn remove_tree(dir: &Path) -> Result<(), Error> {
+    for dir in below(dir) {
+        match std::fs::remove_dir(&dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            removed => removed.map_err(Error::at(&dir))?,
+        }
+    }
+    Ok(())
+}

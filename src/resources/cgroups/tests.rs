@@ -1,0 +1,1 @@
+//! The room with fakes of systemd, where real ones are not at hand.
