@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use common::{Cluster, FOREVER, PATIENCE, condition, container, run_of, script, uid};
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
-use longshore_testkit::{Kubectl, wait_until};
+use longshore_testkit::fakecri::Fault;
+use longshore_testkit::{Host, Kubectl, wait_until};
 use serde_json::{Value, json};
 
 const MIB: i64 = 1 << 20;
@@ -238,7 +239,7 @@ async fn a_resize_waits_until_others_make_room() {
     cluster.create("big", sized(request(most - 300), json!({}))).await;
     cluster.create("low", sized(request(100), json!({}))).await;
     let mut important = sized(request(100), json!({}));
-    important["priority"] = json!(1000);
+    important["priorityClassName"] = json!("system-cluster-critical");
     cluster.create("high", important).await;
     for name in ["big", "low", "high"] {
         cluster.until_ready(name).await;
@@ -375,6 +376,202 @@ async fn what_a_pod_asks_for_as_a_whole_moves_too() {
             assert_eq!(limits(&cluster, &group_of(&resized, "")), expected);
             let run = limits(&cluster, &run_group(&resized, ""));
             assert_eq!((run.1, run.2), (expected.1, expected.2));
+        }
+    }
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_daemon_that_begins_goes_on_with_a_resize_where_another_was() {
+    let host = Host::start().expect("a host");
+    let (mut cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
+    cluster.create("web", same("100m", "64Mi")).await;
+    let mut restarting = same("100m", "64Mi");
+    restarting["containers"][0]["resizePolicy"] =
+        json!([{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]);
+    cluster.create("again", restarting).await;
+    let before = cluster.until_ready("web").await;
+    cluster.until_ready("again").await;
+    proxy.inject("UpdateContainerResources", Fault::Hang);
+    proxy.inject("CreateContainer", Fault::Hang);
+    for name in ["web", "again"] {
+        patch(&cluster, name, &to("200m", "128Mi"));
+        cluster
+            .until(name, "being resized", |pod| {
+                told(pod, "PodResizeInProgress").map(|_| ()).ok_or_else(|| "not yet".to_owned())
+            })
+            .await;
+    }
+    wait_until(PATIENCE, "calls hang", async || match proxy.unmet() {
+        unmet if unmet.is_empty() => Ok(()),
+        unmet => Err(format!("{unmet:?}")),
+    })
+    .await
+    .unwrap();
+    cluster.node.daemon().kill().expect("killed");
+    proxy.release_all();
+    cluster.node.restart(&cluster.host).expect("started again");
+    let resized = until_resized(&cluster, "web").await;
+    assert_eq!(run_of(&resized), run_of(&before));
+    let restarted = |pod: &Pod| match (run_of(pod).0, condition(pod, "Ready").as_str()) {
+        (1, "True") => Ok(()),
+        other => Err(format!("{other:?}")),
+    };
+    cluster.until("again", "restarted once", restarted).await;
+    let again = until_resized(&cluster, "again").await;
+    assert_eq!(run_of(&again).0, 1, "restarted once");
+    if !unified() {
+        for pod in [&resized, &again] {
+            assert_eq!(limits(&cluster, &run_group(pod, "")), (204, 20_000, 128));
+            assert_eq!(limits(&cluster, &group_of(pod, "")), (204, 20_000, 128));
+        }
+    }
+    for name in ["web", "again"] {
+        let done = |event: &k8s_openapi::api::core::v1::Event| {
+            event.reason.as_deref() == Some("ResizeCompleted")
+                && event.involved_object.name.as_deref() == Some(name)
+        };
+        wait_until(PATIENCE, "an event", async || {
+            let events: kube::Api<k8s_openapi::api::core::v1::Event> =
+                kube::Api::namespaced(cluster.client.clone(), "default");
+            let all = events.list(&Default::default()).await.map_err(|error| error.to_string())?;
+            all.items.iter().find(|event| done(event)).map(|_| ()).ok_or_else(|| name.to_owned())
+        })
+        .await
+        .unwrap();
+    }
+    drop(proxy);
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn what_pods_were_given_outlives_the_daemon() {
+    let mut cluster = Cluster::start().await;
+    cluster.create("web", sized(json!({"cpu": "100m"}), json!({}))).await;
+    let before = cluster.until_ready("web").await;
+    patch(&cluster, "web", &of_container(json!({"cpu": "1000"}), json!({})));
+    let waits = |pod: &Pod| match reason(pod, "PodResizePending") {
+        Some(reason) if reason == "Deferred" => Ok(()),
+        other => Err(format!("{other:?}")),
+    };
+    let waiting = cluster.until("web", "Deferred", waits).await;
+    let files = ["allocated_pods_state", "actuated_pods_state"];
+    let files = files.map(|file| cluster.node.root_dir().join(file));
+    for file in &files {
+        wait_until(PATIENCE, "a checkpoint", async || {
+            let text = std::fs::read_to_string(file).map_err(|error| error.to_string())?;
+            let uid = format!(
+                "{{\\\"entries\\\":{{\\\"{}\\\":{{\\\"ContainerResources\\\":",
+                uid(&before)
+            );
+            if text.contains(&uid) && text.contains("100m") { Ok(()) } else { Err(text) }
+        })
+        .await
+        .unwrap();
+    }
+    cluster.node.restart(&cluster.host).expect("started again");
+    wait_until(PATIENCE, "the node runs again", async || match cluster.node.daemon().log() {
+        log if log.contains("node runs") => Ok(()),
+        log => Err(log),
+    })
+    .await
+    .unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let after = cluster.pod("web").await;
+    assert_eq!(after.metadata.resource_version, waiting.metadata.resource_version);
+    assert_eq!(run_of(&after), run_of(&before));
+
+    // A file that cannot be trusted is a matter for a person.
+    cluster.node.daemon().kill().expect("killed");
+    let good = std::fs::read_to_string(&files[0]).unwrap();
+    std::fs::write(&files[0], good.replace("100m", "200m")).unwrap();
+    cluster.node.restart(&cluster.host).expect("started again");
+    wait_until(PATIENCE, "the daemon refuses", async || match cluster.node.daemon().log() {
+        log if log.contains("checkpoint is corrupted")
+            && log.contains("please drain this node and delete pod resource information")
+            && log.contains("allocated_pods_state") =>
+        {
+            Ok(())
+        }
+        log => Err(log),
+    })
+    .await
+    .unwrap();
+    std::fs::write(&files[0], good).unwrap();
+    cluster.node.restart(&cluster.host).expect("started again");
+    cluster.delete("web").await;
+    cluster.until_gone("web").await;
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn what_the_runtime_refuses_is_told_and_tried_again() {
+    let host = Host::start().expect("a host");
+    let (cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
+    cluster.create("web", same("100m", "64Mi")).await;
+    let before = cluster.until_ready("web").await;
+    let refusal = Fault::Error(longshore_cri::Code::Internal, "not today".to_owned());
+    proxy.inject("UpdateContainerResources", refusal);
+    patch(&cluster, "web", &to("200m", "64Mi"));
+    let failed = cluster
+        .until("web", "not resized", |pod| match told(pod, "PodResizeInProgress") {
+            Some(condition) if condition.reason.as_deref() == Some("Error") => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+        .await;
+    let condition = told(&failed, "PodResizeInProgress").unwrap();
+    assert!(condition.message.unwrap().contains("not today"));
+    assert_eq!(condition.observed_generation, Some(2));
+    cluster.until_event("ResizeError", "not today").await;
+    // Another generation is another matter, and the one that is given is that which counts.
+    patch(&cluster, "web", &to("300m", "64Mi"));
+    proxy.release_all();
+    let resized = until_resized(&cluster, "web").await;
+    assert_eq!(run_of(&resized), run_of(&before));
+    cluster.until_event("ResizeCompleted", "\"generation\":3").await;
+    if !unified() {
+        assert_eq!(limits(&cluster, &run_group(&resized, "")), (307, 30_000, 64));
+        assert_eq!(limits(&cluster, &group_of(&resized, "")), (307, 30_000, 64));
+    }
+    drop(proxy);
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn an_init_container_is_resized_beyond_what_comes_after_it() {
+    let cluster = Cluster::start().await;
+    let amounts = |cpu: &str, memory: &str| {
+        let amounts = json!({"cpu": cpu, "memory": memory});
+        json!({"requests": amounts, "limits": amounts})
+    };
+    let mut spec = same("20m", "32Mi");
+    let mut init = container("first", FOREVER);
+    init["resources"] = amounts("20m", "32Mi");
+    spec["initContainers"] = json!([init]);
+    cluster.create("web", spec).await;
+    let of_init = |pod: &Pod| {
+        let statuses = pod.status.as_ref()?.init_container_statuses.clone()?;
+        let resources = statuses.first()?.resources.clone()?;
+        Some(resources.limits?["cpu"].0.clone())
+    };
+    for (cpu, memory, quota) in [("50m", "64Mi", 5_000), ("20m", "32Mi", 2_000)] {
+        let resources = amounts(cpu, memory);
+        let running = |pod: &Pod| of_init(pod).map(|_| ()).ok_or_else(|| "not yet".to_owned());
+        cluster.until("web", "in its init phase", running).await;
+        let patched = json!({"spec": {"initContainers": [{"name": "first", "resources": resources}]}});
+        patch(&cluster, "web", &patched);
+        let resized = cluster
+            .until("web", "resized", |pod| {
+                let open = told(pod, "PodResizeInProgress");
+                match (of_init(pod).as_deref(), &open) {
+                    (Some(now), None) if now == cpu => Ok(()),
+                    other => Err(format!("{other:?}")),
+                }
+            })
+            .await;
+        if !unified() {
+            let group = group_of(&resized, "");
+            assert_eq!(number(&cluster, "cpu", &group, "cpu.cfs_quota_us"), quota);
         }
     }
     cluster.host.assert_clean();

@@ -149,6 +149,19 @@ async fn resources_of_a_pod_move() {
     let expected = "Pod QOS Class may not change as a result of resizing";
     assert!(code == 422 && status["message"].as_str().unwrap().contains(expected), "{status}");
 
+    let mut whole = pod("whole", "n1");
+    whole["spec"]["resources"] = json!({"limits": {"cpu": "2"}});
+    admin.create(PODS, whole).await;
+    let resize = async |limit: Value| {
+        let body = json!({"spec": {"resources": {"limits": {"cpu": limit}}}});
+        patch(admin, &format!("{PODS}/whole/resize"), &body).await
+    };
+    let (code, after) = resize(json!("3")).await;
+    assert_eq!((code, generation(&after)), (200, 2), "{after}");
+    let (code, status) = resize(Value::Null).await;
+    let expected = "pod-level resource limits cannot be removed";
+    assert!(code == 422 && status["message"].as_str().unwrap().contains(expected), "{status}");
+
     // where the node says nothing of resources, it does not resize
     let running = json!({"status": {"containerStatuses": [{
         "name": "c", "state": {"running": {}}, "ready": true, "restartCount": 0, "image": "i", "imageID": "i",

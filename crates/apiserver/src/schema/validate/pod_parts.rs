@@ -48,6 +48,13 @@ pub(super) fn resize(pod: &Value, old: &Value, causes: &mut Causes) {
     if running.is_some_and(|status| status["resources"].is_null()) {
         causes.forbidden(&path, "Pod running on node without support for resize");
     }
+    let (own, had) = (&pod["spec"]["resources"], &old["spec"]["resources"]);
+    for kind in ["requests", "limits"] {
+        if was_removed(&own[kind], &had[kind]) {
+            let complaint = format!("pod-level resource {kind} cannot be removed");
+            causes.forbidden(&path.child("resources").child(kind), complaint);
+        }
+    }
     if !same_containers(pod, old, causes) {
         return;
     }
