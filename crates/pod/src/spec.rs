@@ -14,6 +14,8 @@ pub const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 pub const CONTENT_ANNOTATION: &str = "longshore/config.content";
 /// Annotation of a static pod: when the node first saw it.
 pub const SEEN_ANNOTATION: &str = "kubernetes.io/config.seen";
+/// Pods of this priority and above are the system's.
+const SYSTEM_CRITICAL: i32 = 2_000_000_000;
 
 /// Which list of the spec a container stands in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,6 +58,17 @@ pub fn is_static(pod: &Pod) -> bool {
 /// Whether the object is the apiserver's mirror of a static pod.
 pub fn is_mirror(pod: &Pod) -> bool {
     annotation(pod, MIRROR_ANNOTATION).is_some()
+}
+
+/// The pod's priority; 0 if it has none.
+pub fn priority(pod: &Pod) -> i32 {
+    pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0)
+}
+
+/// Whether the node must not end the pod to help itself: a static pod, which nobody would bring
+/// back, its mirror, or one of a system's priority.
+pub fn is_critical(pod: &Pod) -> bool {
+    is_static(pod) || is_mirror(pod) || priority(pod) >= SYSTEM_CRITICAL
 }
 
 /// Whether the pod shares the node's network namespace.
