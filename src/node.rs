@@ -22,6 +22,7 @@ use crate::client::{self, ClientError, Limits};
 use crate::config::{Config, KUBERNETES_VERSION};
 use crate::desired::{self, Desired};
 use crate::events::{EventType, Recorder, node_reference};
+use crate::eviction;
 use crate::handlers::Handlers;
 use crate::health;
 use crate::objects::Objects;
@@ -36,6 +37,7 @@ use crate::runtime::{
 use crate::server::{Server, ServerError};
 use crate::services::Services;
 use crate::sources::{self, Source, Update};
+use crate::stats::Stats;
 use crate::status::StatusWriter;
 use crate::view::View;
 use crate::volumes::Volumes;
@@ -124,7 +126,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     set_oom_score(config.kubelet.oom_score_adj);
     limit_open_files(config.kubelet.max_open_files);
     let addresses = registration::resolve_addresses(&config.node_ips, &config.node_name).await?;
-    let settings = Arc::new(settings(&config, &addresses, cgroups)?);
+    let settings = Arc::new(settings(&config, &addresses, cgroups.clone())?);
     for dir in [settings.root_dir.join("pods"), settings.pod_logs_dir.clone()] {
         make_dir(&dir)?;
     }
@@ -161,9 +163,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     };
     let observer = Observer::new(runtime.clone());
     rooms.open(observe::run(observer.clone(), stop.clone()));
+    let (root_dir, logs_dir) = (&settings.root_dir, &settings.pod_logs_dir);
+    let stats = Stats::new(runtime.clone(), observer.clone(), cgroups, root_dir, logs_dir);
 
     // the node object, from what the runtime says of itself
     let (feeds, inputs) = registration::channels();
+    let pressure = feeds.pressure.clone();
     rooms.open(health::feed(runtime.clone(), observer.clone(), feeds));
     let status = StatusWriter::default();
     let mut drain = JoinSet::new();
@@ -220,6 +225,16 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     });
     let pool = Pool::new(tools, desired.clone());
     if !once {
+        let eviction = eviction::Parts {
+            stats,
+            desired: desired.clone(),
+            observer: observer.clone(),
+            ender: pool.ender(),
+            recorder: recorder.clone(),
+            reclaim: Arc::new(()),
+            pressure,
+        };
+        rooms.open(eviction::run(config.clone(), eviction));
         let view = View::new(desired.clone(), status.clone(), observer, pool.pulse());
         let view = Arc::new(view);
         let server = Server::bind(&config, &addresses, client.as_ref(), view, runtime).await?;

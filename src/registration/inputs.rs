@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::{
     ContainerImage, NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures,
 };
 use longshore_cri::v1::{RuntimeCondition, StatusResponse, VersionResponse};
+use longshore_pod::eviction::NodePressure as Pressure;
 use tokio::sync::watch;
 
 /// How the container runtime is.
@@ -80,17 +81,6 @@ fn fault(prefix: &str, name: &str, conditions: &[RuntimeCondition]) -> Option<St
         }
         None => Some(format!("{prefix}: the runtime tells no condition {name}")),
     }
-}
-
-/// What the node is short of.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Pressure {
-    /// Memory.
-    pub memory: bool,
-    /// Disk space or inodes.
-    pub disk: bool,
-    /// Process ids.
-    pub pid: bool,
 }
 
 /// The receiving ends, for [`super::Registration`].

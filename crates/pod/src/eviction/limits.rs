@@ -19,10 +19,14 @@ pub struct Exceeded {
     pub message: String,
 }
 
-/// Whether the pod has any limit of that kind.
-pub fn has_limits(pod: &Pod) -> bool {
-    let Some(pod_spec) = &pod.spec else { return false };
-    sized(pod).next().is_some() || resources::limits(pod_spec).contains_key(STORAGE)
+/// Whether some volume of the pod has a limit.
+pub fn limits_volumes(pod: &Pod) -> bool {
+    sized(pod).next().is_some()
+}
+
+/// Whether all that the pod stores has a limit, or what one of its containers does.
+pub fn limits_storage(pod: &Pod) -> bool {
+    pod.spec.as_ref().is_some_and(|spec| resources::limits(spec).contains_key(STORAGE))
 }
 
 /// The limit that the pod has gone over, if any. Volumes in memory have limits as well.

@@ -8,7 +8,7 @@ mod rank;
 mod signal;
 mod tracker;
 
-pub use limits::{Exceeded, exceeded, has_limits};
+pub use limits::{Exceeded, exceeded, limits_storage, limits_volumes};
 pub use message::{Explanation, explain};
 pub use parse::{Texts, thresholds};
 pub use rank::{Candidate, rank};

@@ -352,12 +352,12 @@ fn limits_of_storage() {
         ],
     });
     let limited = pod("p", spec);
-    assert!(has_limits(&limited));
-    assert!(!has_limits(&pod("p", asks(0, json!({"ephemeral-storage": "1"})))));
-    assert!(!has_limits(&pod(
-        "p",
-        json!({"containers": [], "volumes": [{"name": "v", "emptyDir": {"sizeLimit": "0"}}]})
-    )));
+    assert!(limits_storage(&limited) && limits_volumes(&limited));
+    let asks_only = pod("p", asks(0, json!({"ephemeral-storage": "1"})));
+    assert!(!limits_storage(&asks_only) && !limits_volumes(&asks_only));
+    let volume = json!({"name": "v", "emptyDir": {"sizeLimit": "0"}});
+    let none = pod("p", json!({"containers": [], "volumes": [volume]}));
+    assert!(!limits_volumes(&none), "nothing is no limit");
     let none = space(0, 0);
     let message = |usage: &PodUsage, layout| exceeded(&limited, usage, layout).map(|e| e.message);
     let (rootfs, logs) = (space(6, 1), space(4, 1));

@@ -24,7 +24,7 @@ pub struct Tracker {
     short: [Option<Instant>; 3],
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Tracked {
     threshold: Threshold,
     met_since: Option<Instant>,
@@ -35,12 +35,19 @@ struct Tracked {
 impl Tracker {
     /// Nothing is met. A pressure is told for `transition` after it was seen last.
     pub fn new(thresholds: Vec<Threshold>, transition: Duration) -> Self {
-        let tracked = |threshold| Tracked { threshold, met_since: None, due: false };
-        Self {
-            thresholds: thresholds.into_iter().map(tracked).collect(),
-            transition,
-            short: [None; 3],
-        }
+        let mut tracker = Self { thresholds: Vec::new(), transition, short: [None; 3] };
+        tracker.adapt(thresholds);
+        tracker
+    }
+
+    /// Other thresholds hold from now on. What is known of those that stay is kept.
+    pub fn adapt(&mut self, thresholds: Vec<Threshold>) {
+        let known = std::mem::take(&mut self.thresholds);
+        let tracked = |threshold| {
+            let same = known.iter().find(|tracked| tracked.threshold == threshold);
+            same.copied().unwrap_or(Tracked { threshold, met_since: None, due: false })
+        };
+        self.thresholds = thresholds.into_iter().map(tracked).collect();
     }
 
     /// The thresholds.
