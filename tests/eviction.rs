@@ -8,7 +8,6 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use common::{Cluster, FOREVER, PATIENCE, condition, container, phase, script, uid};
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Pod};
@@ -113,7 +112,9 @@ fn show_times(cluster: &mut Cluster) {
     });
 }
 
-async fn hog_among_others(cluster: &mut Cluster) {
+/// Whether there is room is for `has_room` to say, once the hog is gone: other work on the machine
+/// takes memory, too.
+async fn hog_among_others(cluster: &mut Cluster, has_room: impl Fn() -> bool) {
     let exact = json!({"memory": "64Mi", "cpu": "10m"});
     cluster.create("guaranteed", asks(FOREVER, exact.clone(), exact)).await;
     cluster.create("modest", asks(FOREVER, json!({"memory": "32Mi"}), json!({}))).await;
@@ -127,6 +128,9 @@ async fn hog_among_others(cluster: &mut Cluster) {
     let pressure = until_condition(cluster, "MemoryPressure", "True").await;
     assert_eq!(pressure.reason.as_deref(), Some("KubeletHasInsufficientMemory"));
     let (hog, message) = until_evicted(cluster, "hog").await;
+    for name in ["guaranteed", "modest"] {
+        assert_eq!(phase(&cluster.pod(name).await), "Running", "{name} is not the first to go");
+    }
     show_times(cluster);
     assert!(
         message.starts_with("The node was low on resource: memory. Threshold quantity: ")
@@ -142,6 +146,10 @@ async fn hog_among_others(cluster: &mut Cluster) {
     assert_eq!(annotations["offending_containers"], "c");
     assert!(annotations.contains_key("offending_containers_usage"));
     cluster.until_event("EvictionThresholdMet", "Attempting to reclaim memory").await;
+    if !has_room() {
+        eprintln!("others took the memory: no calm is awaited");
+        return;
+    }
     let calm = until_condition(cluster, "MemoryPressure", "False").await;
     assert_eq!(calm.reason.as_deref(), Some("KubeletHasSufficientMemory"));
     for name in ["guaranteed", "modest"] {
@@ -154,9 +162,10 @@ async fn hog_among_others(cluster: &mut Cluster) {
 async fn memory_pressure_ends_the_pod_that_takes_more_than_it_asked_for() {
     let available = available_memory();
     let room = (available / 3).min(1024 * MI);
-    let threshold = format!("{}Mi", (available - room) / MI);
-    let mut cluster = Cluster::start_with(hard(json!({"memory.available": threshold}))).await;
-    hog_among_others(&mut cluster).await;
+    let threshold = available - room;
+    let amount = format!("{}Mi", threshold / MI);
+    let mut cluster = Cluster::start_with(hard(json!({"memory.available": amount}))).await;
+    hog_among_others(&mut cluster, || available_memory() > threshold + room / 2).await;
 }
 
 #[tokio::test]
@@ -174,7 +183,7 @@ async fn pods_that_fill_what_all_of_them_may_use_are_ended_before_the_kernel_doe
             fs::write(&file, ALLOCATABLE.to_string()).unwrap();
         }
     }
-    hog_among_others(&mut cluster).await;
+    hog_among_others(&mut cluster, || true).await;
     let log = cluster.node.daemon().log();
     assert!(log.contains("allocatableMemory.available"), "it was the pods' memory");
 }
@@ -295,10 +304,13 @@ async fn critical_pods_stay() {
     let name = format!("static-{}", cluster.host.name());
     cluster.until_ready(&name).await;
     cluster.until_event("EvictionThresholdMet", "memory").await;
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    let daemon = cluster.node.daemon();
+    let log = wait_until(PATIENCE, "the pod is spared", async || {
+        let log = daemon.log();
+        log.contains("the pod is critical and stays").then_some(log).ok_or("not yet")
+    });
+    let log = log.await.unwrap();
     assert_eq!(phase(&cluster.pod(&name).await), "Running");
-    let log = cluster.node.daemon().log();
-    assert!(log.contains("the pod is critical and stays"), "it was looked at");
     let attempts = log.matches("Attempting to reclaim memory").count();
     assert!(attempts < 10, "{attempts} attempts to do what cannot be done");
 }

@@ -22,6 +22,8 @@ pub(super) struct Looker {
     memory: bool,
     allocatable: bool,
     disk: bool,
+    /// How old what is seen of disks may be: memory is looked at more often.
+    disk_age: Duration,
     observations: Observations,
     layout: Option<Layout>,
 }
@@ -34,10 +36,8 @@ impl Looker {
             stats,
             memory: about(&[Signal::Memory, Signal::Pid]),
             allocatable: about(&[Signal::AllocatableMemory]),
-            disk: thresholds.iter().any(|threshold| {
-                let resource = threshold.signal.resource();
-                matches!(resource, Resource::EphemeralStorage | Resource::Inodes)
-            }),
+            disk: thresholds.iter().any(is_disk),
+            disk_age: FRESH,
             observations: Observations::new(),
             layout: None,
         }
@@ -58,7 +58,7 @@ impl Looker {
         let (machine, pods, disk) = tokio::join!(
             if_wanted(self.memory, stats.machine(FRESH)),
             if_wanted(self.allocatable, stats.pods_memory()),
-            if_wanted(self.disk, stats.file_systems(FRESH)),
+            if_wanted(self.disk, stats.file_systems(self.disk_age)),
         );
         let mut see = |signal, available: Option<u64>, capacity: u64| {
             let whole = |amount| i64::try_from(amount).unwrap_or(i64::MAX);
@@ -91,14 +91,33 @@ impl Looker {
         }
     }
 
-    /// How long nothing can become short, as fast as anything may be used up.
-    pub(super) fn pause<'a>(&self, thresholds: impl Iterator<Item = &'a Threshold>) -> Duration {
-        let room = thresholds.filter_map(|threshold| {
-            let room = threshold.headroom(&self.observations)?;
-            u64::try_from(room).ok().map(|room| until_used_up(threshold.signal, room))
-        });
-        room.min().unwrap_or(CALM)
+    /// How long nothing can become short, as fast as anything may be used up. What is short
+    /// already is looked at after `watchful`.
+    pub(super) fn pause<'a>(
+        &mut self,
+        thresholds: impl Iterator<Item = &'a Threshold>,
+        watchful: Duration,
+    ) -> Duration {
+        let (mut pause, mut disk) = (CALM, CALM);
+        for threshold in thresholds {
+            let Some(room) = threshold.headroom(&self.observations) else { continue };
+            let lasts = match u64::try_from(room) {
+                Ok(room) => until_used_up(threshold.signal, room),
+                Err(_) => watchful,
+            };
+            pause = pause.min(lasts);
+            if is_disk(threshold) {
+                disk = disk.min(lasts);
+            }
+        }
+        // A little less than the pause, or the look that is due would find what it found before.
+        self.disk_age = disk / 2;
+        pause
     }
+}
+
+fn is_disk(threshold: &Threshold) -> bool {
+    matches!(threshold.signal.resource(), Resource::EphemeralStorage | Resource::Inodes)
 }
 
 async fn if_wanted<T>(wanted: bool, figure: impl Future<Output = Result<T, Error>>) -> Option<T> {

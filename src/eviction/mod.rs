@@ -6,6 +6,8 @@
 //! kernel wakes the room when tasks stall for memory. Under pressure, looks and ends of pods
 //! follow each other within a second, where upstream looks each ten.
 //!
+//! Who can make room without ending a pod does so by [`Reclaim`].
+//!
 //! As upstream, the node tells its conditions and leaves the taints that follow from them to the
 //! node lifecycle controller.
 
@@ -20,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use longshore_pod::eviction::{Finding, NodePressure, Tracker};
+use longshore_pod::eviction::{NodePressure, Tracker};
 use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
 use tracing::info;
@@ -39,7 +41,7 @@ use crate::worker::Ender;
 /// What the node is short of, for those who tell it or refuse pods for it.
 pub type Pressure = watch::Receiver<NodePressure>;
 
-/// How often is looked while something is short and nothing can be done.
+/// How often is looked while something is short.
 const WATCHFUL: Duration = Duration::from_secs(1);
 /// What a pod has left behind may take this long to show.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -159,7 +161,8 @@ impl Guard<'_> {
                     attempt = Some(Attempt { is_hard: worst.is_hard(), work: work.boxed() });
                 }
             }
-            let pause = pause(&finding, looker.pause(tracker.thresholds()));
+            let calm = looker.pause(tracker.thresholds(), WATCHFUL);
+            let pause = finding.next.map_or(calm, |next| calm.min(next));
             let done = async {
                 match &mut attempt {
                     Some(attempt) => (&mut attempt.work).await,
@@ -190,10 +193,4 @@ impl Guard<'_> {
             info!(memory, disk, pid, "what the node is short of");
         }
     }
-}
-
-/// When to look again, if the figures themselves ask for that after `calm`.
-fn pause(finding: &Finding, calm: Duration) -> Duration {
-    let due = (!finding.due.is_empty()).then_some(WATCHFUL);
-    [Some(calm), finding.next, due].into_iter().flatten().min().unwrap_or(calm)
 }

@@ -17,8 +17,6 @@ use crate::events::{EventType, Recorder, node_reference};
 use crate::runtime::describe;
 use crate::stats::{Depth, Stats};
 
-/// How long it may take to find out what pods use: what is not known by then has to do without.
-const MEASURING: Duration = Duration::from_secs(5);
 /// How old what pods have on disk may be.
 const DISK_AGE: Duration = Duration::from_secs(10);
 
@@ -70,11 +68,9 @@ impl Relief {
             Resource::Memory | Resource::Pids => Depth::Processes,
             Resource::EphemeralStorage | Resource::Inodes => Depth::Disk,
         };
-        let usages = tokio::time::timeout(MEASURING, self.stats.pods(&pods, depth, DISK_AGE));
-        let usages = usages.await.unwrap_or_default();
-        let candidate = |pod: &'_ Arc<Pod>| usages.get(spec::uid(pod));
-        let mut candidates: Vec<_> =
-            pods.iter().map(|pod| Candidate { pod, usage: candidate(pod) }).collect();
+        let usages = self.stats.pods(&pods, depth, DISK_AGE).await;
+        let candidate = |pod| Candidate { pod, usage: usages.get(spec::uid(pod)) };
+        let mut candidates: Vec<_> = pods.iter().map(|pod| candidate(pod)).collect();
         rank(&mut candidates, worst.signal, lack.layout.unwrap_or(Layout::Single));
         for candidate in candidates {
             let explanation = explain(resource, candidate, &lack.due, &lack.observations);

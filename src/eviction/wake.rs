@@ -19,8 +19,9 @@ use tracing::{debug, trace};
 
 use crate::stats::Stats;
 
-/// Tasks that have stalled for so much of that time (microseconds) are a hint.
-const STALL: &str = "some 70000 1000000";
+/// Tasks that have stalled for so much of that time (microseconds) are a hint. Who lacks
+/// CAP_SYS_RESOURCE may only ask for windows of whole two seconds.
+const STALLS: [&str; 2] = ["some 50000 500000", "some 150000 2000000"];
 const PRESSURE: &str = "/proc/pressure/memory";
 /// Hints come no more often.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -51,7 +52,9 @@ async fn stalls(file: Option<PathBuf>, woken: &Notify) {
     let open = |path: &Path| {
         let mut file = OpenOptions::new().read(true).write(true).open(path)?;
         // A trigger ends with a NUL, and lives as long as the file is open.
-        file.write_all(format!("{STALL}\0").as_bytes())?;
+        let mut arm = |trigger: &str| file.write_all(format!("{trigger}\0").as_bytes());
+        let [short, long] = STALLS;
+        arm(short).or_else(|_| arm(long))?;
         Ok(file)
     };
     hints(file, open, woken).await;
@@ -73,6 +76,7 @@ async fn hints(path: Option<PathBuf>, open: impl Fn(&Path) -> io::Result<File>, 
             return;
         }
     };
+    debug!(path = %path.display(), "the kernel tells from there when memory is short");
     loop {
         match file.ready_mut(Interest::PRIORITY).await {
             Ok(mut ready) => ready.clear_ready(),

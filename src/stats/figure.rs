@@ -25,8 +25,13 @@ type Answer<T> = Result<Arc<T>, Error>;
 /// Cheap to clone: all clones are one figure.
 pub(super) struct Figure<T>(Arc<Mutex<State<T>>>);
 
+/// An error holds no longer than this.
+const TROUBLE: Duration = Duration::from_secs(5);
+
 struct State<T> {
     known: Option<(Instant, Arc<T>)>,
+    /// The last reading's error, if it failed.
+    failed: Option<(Instant, Error)>,
     /// How long the last reading took.
     cost: Duration,
     /// A reading that is under way. It goes on though those who wait for it go away.
@@ -35,7 +40,7 @@ struct State<T> {
 
 impl<T> Default for Figure<T> {
     fn default() -> Self {
-        let state = State { known: None, cost: Duration::ZERO, reading: None };
+        let state = State { known: None, failed: None, cost: Duration::ZERO, reading: None };
         Self(Arc::new(Mutex::new(state)))
     }
 }
@@ -55,6 +60,11 @@ impl<T: Send + Sync + 'static> Figure<T> {
     {
         let reading = {
             let mut state = self.state();
+            if let Some((at, error)) = &state.failed
+                && at.elapsed() < max_age.min(TROUBLE)
+            {
+                return Err(error.clone());
+            }
             match (&state.known, &state.reading) {
                 (Some((at, known)), _) if at.elapsed() <= max_age => return Ok(known.clone()),
                 (_, Some(reading)) => reading.clone(),
@@ -86,6 +96,7 @@ impl<T: Send + Sync + 'static> Figure<T> {
         let mut state = self.state();
         state.reading = None;
         state.cost = begun.elapsed();
+        state.failed = answer.as_ref().err().map(|error| (Instant::now(), error.clone()));
         if let Ok(value) = &answer {
             // It is as old as its oldest part.
             state.known = Some((begun, value.clone()));

@@ -29,6 +29,7 @@ use longshore_cri::Runtime;
 use longshore_pod::eviction::Layout;
 use longshore_pod::spec;
 use longshore_pod::usage::{Memory, PodUsage, Space};
+use tokio::time::timeout;
 use tracing::debug;
 
 use crate::observe::Observer;
@@ -45,8 +46,12 @@ pub use machine::{Machine, Pids};
 const PLACES_AGE: Duration = Duration::from_secs(60);
 /// How many pods' disks are read at a time.
 const WALKS: usize = 2;
-/// A disk is read so much longer after it was than that took.
-const REST: u32 = 50;
+/// A disk that took long to read is left alone for so many times as long...
+const REST: u32 = 20;
+/// ...up to this.
+const LONGEST_REST: Duration = Duration::from_secs(300);
+/// Who asks for what is on disk waits no longer, and takes what was known before.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// What nobody has asked for in this time is forgotten.
 const FORGET: Duration = Duration::from_secs(600);
 
@@ -227,7 +232,7 @@ impl Stats {
             let disks = pods.iter().map(|pod| self.disk(pod, max_age));
             let disks = futures::future::join_all(disks).await;
             for (pod, disk) in pods.iter().zip(disks) {
-                if let (Some(usage), Ok(disk)) = (usages.get_mut(spec::uid(pod)), disk) {
+                if let (Some(usage), Some(disk)) = (usages.get_mut(spec::uid(pod)), disk) {
                     let observed = self.shared.observer.pod(spec::uid(pod));
                     pods::add_disk(usage, &disk, layers.as_deref(), observed.as_deref());
                 }
@@ -239,14 +244,16 @@ impl Stats {
     /// What containers have written over their images, by container id.
     async fn layers(&self, max_age: Duration) -> Option<Arc<HashMap<String, Space>>> {
         let runtime = self.shared.runtime.clone();
-        let layers = self.shared.layers.get(max_age, || pods::layers(runtime)).await;
-        layers.inspect_err(|error| debug!(%error, "writable layers are not known")).ok()
+        let layers = self.shared.layers.get(max_age, || pods::layers(runtime));
+        let layers = timeout(PATIENCE, layers).await.unwrap_or_else(|late| Err(Error::of(late)));
+        let layers = layers.inspect_err(|error| debug!(%error, "no news of writable layers"));
+        layers.ok().or_else(|| self.shared.layers.last())
     }
 
-    async fn disk(&self, pod: &Pod, max_age: Duration) -> Result<Arc<PodDisk>, Error> {
+    async fn disk(&self, pod: &Pod, max_age: Duration) -> Option<Arc<PodDisk>> {
         let places = disk::Places::of(pod, &self.shared.root_dir, &self.shared.pod_logs_dir);
         let figure = self.known_disk(spec::uid(pod));
-        let rest = figure.cost().saturating_mul(REST);
+        let rest = figure.cost().saturating_mul(REST).min(LONGEST_REST);
         let walks = self.shared.walks.clone();
         let read = || async move {
             let turn = walks.acquire_owned().await;
@@ -256,7 +263,8 @@ impl Stats {
             })
             .await
         };
-        figure.get(max_age.max(rest), read).await
+        let disk = timeout(PATIENCE, figure.get(max_age.max(rest), read)).await;
+        disk.ok().and_then(Result::ok).or_else(|| figure.last())
     }
 
     fn known_disk(&self, uid: &str) -> Figure<PodDisk> {

@@ -55,6 +55,9 @@ async fn a_reading_that_hangs_is_not_begun_again_and_one_that_fails_is() {
     release.send_replace(true);
     let error = figure.get(Duration::ZERO, read).await.unwrap_err();
     assert_eq!(error.to_string(), "no such disk");
+    let tries = count.load(Ordering::SeqCst);
+    figure.get(Duration::from_secs(60), read).await.unwrap_err();
+    assert_eq!(count.load(Ordering::SeqCst), tries, "the error is young");
     figure.get(Duration::ZERO, read).await.unwrap_err();
-    assert!(count.load(Ordering::SeqCst) >= 2);
+    assert_eq!(count.load(Ordering::SeqCst), tries + 1);
 }
