@@ -23,7 +23,7 @@ const IMAGES_PERIOD: Duration = Duration::from_secs(60);
 
 /// Keep the feeds fed. Never ends; drop it to stop.
 pub async fn feed(runtime: Runtime, observer: Observer, feeds: Feeds) {
-    let Feeds { runtime: health, pleg, images, pressure: _pressure } = feeds;
+    let Feeds { runtime: health, pleg, images, .. } = feeds;
     tokio::join!(
         feed_runtime(&runtime, health),
         feed_pleg(observer, pleg),

@@ -21,6 +21,7 @@ use crate::client::{self, ClientError, Limits};
 use crate::config::{Config, KUBERNETES_VERSION};
 use crate::desired::{self, Desired};
 use crate::events::{EventType, Recorder, node_reference};
+use crate::eviction;
 use crate::gc;
 use crate::handlers::Handlers;
 use crate::health;
@@ -37,6 +38,7 @@ use crate::runtime::{Announcer, Parts, PodRuntime, Settings, UserNamespaceError}
 use crate::server::{Host, Server, ServerError};
 use crate::services::Services;
 use crate::sources::{self, Source, Update};
+use crate::stats::Stats;
 use crate::status::StatusWriter;
 use crate::systemd::{self, Watchdog};
 use crate::view::View;
@@ -136,7 +138,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     set_oom_score(config.kubelet.oom_score_adj);
     limit_open_files(config.kubelet.max_open_files);
     let addresses = registration::resolve_addresses(&config.node_ips, &config.node_name).await?;
-    let settings = Arc::new(Settings::new(&config, &machine, &addresses, cgroups)?);
+    let settings = Arc::new(Settings::new(&config, &machine, &addresses, cgroups.clone())?);
     for dir in [settings.root_dir.join("pods"), settings.pod_logs_dir.clone()] {
         make_dir(&dir)?;
     }
@@ -175,10 +177,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let managers = Managers::start(&config, desired.clone(), observer.clone())?;
     rooms.open(managers.clone().keep());
     rooms.open(managers.clone().reconcile(runtime.clone()));
+    let (root_dir, logs_dir) = (&settings.root_dir, &settings.pod_logs_dir);
+    let stats = Stats::new(runtime.clone(), observer.clone(), cgroups, root_dir, logs_dir);
 
     // the node object, from what the runtime says of itself
     let (feeds, inputs) = registration::channels();
-    let pressure = inputs.pressure();
+    let (pressed, pressure) = (feeds.pressure.clone(), inputs.pressure());
     let mut told = None;
     rooms.open(health::feed(runtime.clone(), observer.clone(), feeds));
     let status = StatusWriter::default();
@@ -243,19 +247,17 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     };
     let allocation = Allocation::open(&settings.root_dir, given)?;
     rooms.open(allocation.clone().run());
-    if !once {
-        let parts = gc::Parts {
+    let collectors = gc::collectors(
+        &config,
+        gc::Parts {
             cri: runtime.clone(),
             observer: observer.clone(),
             desired: desired.clone(),
             status: status.clone(),
             recorder: recorder.clone(),
             pods: pods.clone(),
-        };
-        let (containers, images) = gc::collectors(&config, parts);
-        rooms.open(containers.run());
-        rooms.open(images.run());
-    }
+        },
+    );
     let tools = Arc::new(Tools {
         allocation: allocation.clone(),
         runtime: pods,
@@ -274,6 +276,18 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     });
     let pool = Pool::new(tools, desired.clone(), ender);
     if !once {
+        let eviction = eviction::Parts {
+            stats,
+            desired: desired.clone(),
+            observer: observer.clone(),
+            ender: pool.ender(),
+            recorder: recorder.clone(),
+            reclaim: Arc::new(collectors.clone()),
+            pressure: pressed,
+        };
+        rooms.open(eviction::run(config.clone(), eviction));
+        rooms.open(collectors.containers.run());
+        rooms.open(collectors.images.run());
         let view = View::new(desired.clone(), status.clone(), observer, pool.pulse());
         let view = Arc::new(view);
         if let Some(watchdog) = watchdog {

@@ -558,7 +558,8 @@ async fn an_init_container_is_resized_beyond_what_comes_after_it() {
         let resources = amounts(cpu, memory);
         let running = |pod: &Pod| of_init(pod).map(|_| ()).ok_or_else(|| "not yet".to_owned());
         cluster.until("web", "in its init phase", running).await;
-        let patched = json!({"spec": {"initContainers": [{"name": "first", "resources": resources}]}});
+        let patched =
+            json!({"spec": {"initContainers": [{"name": "first", "resources": resources}]}});
         patch(&cluster, "web", &patched);
         let resized = cluster
             .until("web", "resized", |pod| {

@@ -7,6 +7,7 @@
 mod cgroups;
 mod checks_managers;
 mod duration;
+mod eviction;
 mod file;
 mod flags;
 mod gates;
@@ -24,12 +25,13 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 pub use self::duration::{GoDuration, ParseDurationError};
+pub use self::eviction::Eviction;
 pub use self::file::FileError;
 use self::flags::KUBELET_FLAGS;
 pub use self::gates::FeatureGates;
 pub use self::kubelet::*;
 use self::pflag::Parsed;
-pub use self::quantities::{Reserved, Threshold};
+pub use self::quantities::Reserved;
 
 /// The release of Kubernetes that this daemon is a node of.
 pub const KUBERNETES_VERSION: &str = "v1.36.1";
@@ -99,8 +101,10 @@ pub struct Config {
     pub maximum_dead_containers_per_container: i32,
     /// How many dead containers are kept in all; negative: any number.
     pub maximum_dead_containers: i32,
-    /// What is held back from pods, and what eviction keeps free.
+    /// What is held back from pods.
     pub reserved: Reserved,
+    /// When pods have to go for the node's sake.
+    pub eviction: Eviction,
     /// Flags that work but belong in the configuration file, for a line in the log.
     pub deprecated_flags: Vec<&'static str>,
 }
@@ -239,7 +243,12 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
     let mut or_fault = |fault: String| errors.push(fault);
     let node_name = node_name(&flags.hostname_override).map_err(&mut or_fault).unwrap_or_default();
     let node_ips = node_ips(&flags.node_ip).map_err(&mut or_fault).unwrap_or_default();
-    let reserved = Reserved::new(&flags.kubelet, flags.allocatable_ignores_eviction)
+    let ignores_eviction = flags.allocatable_ignores_eviction;
+    let eviction = Eviction::new(&flags.kubelet, ignores_eviction).unwrap_or_else(|faults| {
+        errors.extend(faults);
+        Eviction::default()
+    });
+    let reserved = Reserved::new(&flags.kubelet, &eviction.thresholds, ignores_eviction)
         .unwrap_or_else(|faults| {
             errors.extend(faults);
             Reserved::default()
@@ -261,6 +270,7 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
         node_name,
         node_ips,
         reserved,
+        eviction,
         external_cloud: flags.cloud_provider == "external",
         kubeconfig: path(&flags.kubeconfig),
         bootstrap_kubeconfig: path(&flags.bootstrap_kubeconfig),

@@ -1,67 +1,45 @@
-//! What is held back from pods: `kubeReserved`, `systemReserved` and the eviction thresholds, read
-//! from their texts once. All amounts are in thousandths of their unit.
+//! What is held back from pods: `kubeReserved` and `systemReserved`, read from their texts once, and
+//! what hard eviction keeps free. All amounts are in thousandths of their unit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use longshore_pod::eviction::{Amount, Signal, Threshold};
 use longshore_pod::qos::milli;
 
-use super::{GoDuration, KubeletConfiguration};
+use super::KubeletConfiguration;
 
 const RESERVABLE: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "pid"];
-const SIGNALS: [&str; 9] = [
-    "memory.available",
-    "allocatableMemory.available",
-    "nodefs.available",
-    "nodefs.inodesFree",
-    "imagefs.available",
-    "imagefs.inodesFree",
-    "containerfs.available",
-    "containerfs.inodesFree",
-    "pid.available",
-];
-
-/// An eviction threshold: an amount, or a part of the capacity.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Threshold {
-    /// That much, in thousandths of the unit.
-    Milli(i128),
-    /// That part of the capacity, from 0 to 1.
-    Part(f64),
-}
-
-impl Threshold {
-    /// The threshold against a capacity, both in thousandths of the unit.
-    pub fn of(self, capacity: i128) -> i128 {
-        match self {
-            Self::Milli(amount) => amount,
-            Self::Part(part) => (capacity as f64 * part) as i128,
-        }
-    }
-}
-
-/// What pods may not use, by resource name or eviction signal.
+/// What pods may not use, by resource name.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Reserved {
     kube: BTreeMap<String, i128>,
     system: BTreeMap<String, i128>,
-    /// Hard eviction thresholds by signal; those that never bite (0 % and 100 %) are left out.
-    pub eviction_hard: BTreeMap<String, Threshold>,
-    eviction_counts: bool,
+    /// Where it counts: what hard eviction keeps free.
+    eviction: BTreeMap<&'static str, Amount>,
 }
 
 impl Reserved {
     /// Reads the texts of the configuration; the error tells every fault with its field.
     pub(super) fn new(
         settings: &KubeletConfiguration,
+        thresholds: &[Threshold],
         allocatable_ignores_eviction: bool,
     ) -> Result<Self, Vec<String>> {
         let mut errors = Vec::new();
+        let hard = thresholds.iter().filter(|threshold| threshold.is_hard());
+        let eviction =
+            hard.filter(|_| !allocatable_ignores_eviction).filter_map(|threshold| match threshold
+                .signal
+            {
+                Signal::Memory => Some(("memory", threshold.value)),
+                Signal::NodeFs => Some(("ephemeral-storage", threshold.value)),
+                _ => None,
+            });
         let mut reserved = Self {
             kube: amounts("kubeReserved", &settings.kube_reserved, &mut errors),
             system: amounts("systemReserved", &settings.system_reserved, &mut errors),
-            eviction_hard: thresholds("evictionHard", &settings.eviction_hard, &mut errors),
-            eviction_counts: !allocatable_ignores_eviction,
+            eviction: eviction.collect(),
         };
         if !settings.reserved_system_cpus.is_empty() {
             match cpus(&settings.reserved_system_cpus) {
@@ -75,22 +53,6 @@ impl Reserved {
                     settings.reserved_system_cpus
                 )),
             }
-        }
-        let soft = thresholds("evictionSoft", &settings.eviction_soft, &mut errors);
-        thresholds("evictionMinimumReclaim", &settings.eviction_minimum_reclaim, &mut errors);
-        for (signal, period) in &settings.eviction_soft_grace_period {
-            if !period.parse().is_ok_and(|period: GoDuration| period >= GoDuration::ZERO) {
-                errors.push(format!(
-                    "evictionSoftGracePeriod[{signal}]: {period:?} is no duration of zero or more"
-                ));
-            }
-        }
-        for signal in
-            soft.keys().filter(|signal| !settings.eviction_soft_grace_period.contains_key(*signal))
-        {
-            errors.push(format!(
-                "evictionSoftGracePeriod: must give a period for the soft threshold of {signal}"
-            ));
         }
         if errors.is_empty() { Ok(reserved) } else { Err(errors) }
     }
@@ -112,13 +74,7 @@ impl Reserved {
 
     /// What is kept free of `capacity` of a resource for eviction to act in time.
     pub fn kept(&self, resource: &str, capacity: i128) -> i128 {
-        let signal = match resource {
-            "memory" => "memory.available",
-            "ephemeral-storage" => "nodefs.available",
-            _ => "",
-        };
-        let threshold = self.eviction_hard.get(signal).filter(|_| self.eviction_counts);
-        threshold.map_or(0, |threshold| threshold.of(capacity))
+        self.eviction.get(resource).map_or(0, |amount| amount.of(capacity))
     }
 
     /// What pods may ask for of `capacity` (thousandths) of a resource; never below zero.
@@ -155,38 +111,6 @@ fn amounts(
         }
     }
     amounts
-}
-
-fn thresholds(
-    field: &str,
-    texts: &BTreeMap<String, String>,
-    errors: &mut Vec<String>,
-) -> BTreeMap<String, Threshold> {
-    let mut thresholds = BTreeMap::new();
-    for (signal, text) in texts {
-        if !SIGNALS.contains(&signal.as_str()) {
-            errors.push(format!("{field}: {signal:?} is no eviction signal"));
-            continue;
-        }
-        let threshold = match text.strip_suffix('%') {
-            Some("0" | "100") => continue,
-            Some(percent) => percent
-                .parse::<f64>()
-                .ok()
-                .filter(|percent| (0.0..=100.0).contains(percent))
-                .map(|percent| Threshold::Part(percent / 100.0)),
-            None => amount(text).filter(|amount| *amount > 0).map(Threshold::Milli),
-        };
-        match threshold {
-            Some(threshold) => {
-                thresholds.insert(signal.clone(), threshold);
-            }
-            None => errors.push(format!(
-                "{field}[{signal}]: {text:?} is neither a percentage nor a positive quantity"
-            )),
-        }
-    }
-    thresholds
 }
 
 /// The CPUs that a list such as `0-3,8` names; `None` if it is no such list.

@@ -372,6 +372,73 @@ fn every_fault_is_told_at_once() {
 }
 
 #[test]
+fn eviction_is_read_from_all_its_fields() {
+    let config = kubelet(&[
+        "--eviction-hard=memory.available<100Mi,nodefs.available<10%",
+        "--eviction-soft=memory.available<300Mi",
+        "--eviction-soft-grace-period=memory.available=1m30s",
+        "--eviction-minimum-reclaim=nodefs.available=1Gi",
+        "--eviction-max-pod-grace-period=20",
+        "--eviction-pressure-transition-period=1m",
+    ])
+    .unwrap();
+    let eviction = &config.eviction;
+    assert_eq!((eviction.max_pod_grace, eviction.transition.as_secs()), (20, 60));
+    let show: Vec<_> = eviction
+        .thresholds
+        .iter()
+        .map(|t| (t.signal.as_str(), t.grace.as_secs(), t.min_reclaim.is_some()))
+        .collect();
+    assert_eq!(
+        show,
+        [
+            ("memory.available", 0, false),
+            ("nodefs.available", 0, true),
+            ("memory.available", 90, false),
+            ("allocatableMemory.available", 0, false),
+        ]
+    );
+    for flags in
+        [&["--enforce-node-allocatable=none"][..], &["--experimental-allocatable-ignore-eviction"]]
+    {
+        let signals = |config: &Config| -> Vec<_> {
+            config.eviction.thresholds.iter().map(|t| t.signal.as_str()).collect()
+        };
+        let flags = [flags, &["--eviction-hard=memory.available<100Mi"]].concat();
+        assert_eq!(signals(&kubelet(&flags).unwrap()), ["memory.available"], "{flags:?}");
+    }
+    for (flags, fault) in [
+        (
+            &["--eviction-hard=nodefs.available<101%"][..],
+            "evictionHard[nodefs.available]: \"101%\" must not be more than 100%",
+        ),
+        (
+            &["--eviction-soft=pid.available<10%"],
+            "evictionSoftGracePeriod: must give a period for the soft threshold of pid.available",
+        ),
+        (
+            &["--eviction-soft-grace-period=pid.available=soon"],
+            "evictionSoftGracePeriod[pid.available]: \"soon\"",
+        ),
+        (
+            &[
+                "--eviction-hard=memory.available<1Gi",
+                "--eviction-soft=memory.available<1Mi",
+                "--eviction-soft-grace-period=memory.available=1s",
+            ],
+            "evictionSoft[memory.available]: \"1Mi\" must not be less than",
+        ),
+        (
+            &["--eviction-pressure-transition-period=-1s"],
+            "evictionPressureTransitionPeriod: -1s must not be negative",
+        ),
+    ] {
+        let error = kubelet(flags).unwrap_err();
+        assert!(error.contains(fault), "{fault} is missing from {error}");
+    }
+}
+
+#[test]
 fn the_program_name_chooses_the_role() {
     for args in [
         &["/usr/bin/kubelet", "--version"][..],
@@ -412,7 +479,8 @@ fn pods_get_what_is_not_held_back() {
     .unwrap();
     let gib = 1000i128 << 30;
     assert_eq!(config.reserved.allocatable("cpu", 2000), 1500);
-    assert_eq!(config.reserved.allocatable("memory", 10 * gib), 8 * gib);
+    // To the byte as upstream, which counts parts in single precision.
+    assert_eq!(config.reserved.allocatable("memory", 10 * gib), 8 * gib - 16_000);
     assert_eq!(config.reserved.allocatable("cpu", 100), 0);
     assert_eq!(config.reserved.allocatable("pods", 110_000), 110_000);
     let config = kubelet(&["--reserved-cpus=0-0", "--system-reserved=cpu=10"]).unwrap();

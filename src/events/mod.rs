@@ -7,6 +7,7 @@ mod correlator;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
@@ -63,6 +64,7 @@ struct Told {
     kind: EventType,
     reason: String,
     message: String,
+    annotations: BTreeMap<String, String>,
     at: Timestamp,
 }
 
@@ -77,11 +79,24 @@ impl Recorder {
 
     /// Tells an event about an object.
     pub fn event(&self, about: ObjectReference, kind: EventType, reason: &str, message: &str) {
+        self.annotated_event(about, kind, reason, message, BTreeMap::new());
+    }
+
+    /// Tells an event about an object, with annotations for tools.
+    pub fn annotated_event(
+        &self,
+        about: ObjectReference,
+        kind: EventType,
+        reason: &str,
+        message: &str,
+        annotations: BTreeMap<String, String>,
+    ) {
         let mut message = message.to_owned();
         message.truncate(message.floor_char_boundary(MAX_MESSAGE));
-        let told = Told { about, kind, reason: reason.to_owned(), message, at: Timestamp::now() };
+        let (reason, at) = (reason.to_owned(), Timestamp::now());
+        let told = Told { about, kind, reason, message, annotations, at };
         if let Err(error) = self.queue.try_send(told) {
-            debug!(reason, "event dropped: {error}");
+            debug!("event dropped: {error}");
         }
     }
 }
@@ -122,12 +137,13 @@ impl Writer {
     }
 
     fn event(&self, told: Told) -> Event {
-        let Told { about, kind, reason, message, at } = told;
+        let Told { about, kind, reason, message, annotations, at } = told;
         let namespace = about.namespace.clone().filter(|namespace| !namespace.is_empty());
         Event {
             metadata: ObjectMeta {
                 name: Some(event_name(about.name.as_deref().unwrap_or_default(), at)),
                 namespace: Some(namespace.unwrap_or_else(|| "default".to_owned())),
+                annotations: Some(annotations).filter(|annotations| !annotations.is_empty()),
                 ..ObjectMeta::default()
             },
             involved_object: about,

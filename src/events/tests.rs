@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
@@ -25,6 +26,7 @@ fn told(object: &str, reason: &str, message: &str) -> Event {
         kind: EventType::Normal,
         reason: reason.to_owned(),
         message: message.to_owned(),
+        annotations: BTreeMap::from([("key".to_owned(), "value".to_owned())]),
         at: Timestamp::now(),
     })
 }
@@ -38,6 +40,7 @@ fn repetitions_count_up_the_first_one() {
     assert_eq!((key, again.count), (again_key, Some(2)));
     assert_eq!(again.metadata.name, first.metadata.name);
     assert_eq!(again.first_timestamp, first.first_timestamp);
+    assert_eq!(first.metadata.annotations.unwrap()["key"], "value");
     for other in
         [told("b", "Pulled", "image x"), told("a", "Killed", "image x"), told("a", "Pulled", "y")]
     {

@@ -12,7 +12,10 @@ mod images;
 
 use std::path::PathBuf;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use longshore_cri::Runtime;
+use tracing::warn;
 
 pub use containers::Containers;
 pub use images::Images;
@@ -20,6 +23,7 @@ pub use images::Images;
 use crate::config::Config;
 use crate::desired::Desired;
 use crate::events::{Recorder, node_reference};
+use crate::eviction::Reclaim;
 use crate::observe::Observer;
 use crate::runtime::PodRuntime;
 use crate::status::StatusWriter;
@@ -40,9 +44,38 @@ pub struct Parts {
     pub pods: PodRuntime,
 }
 
+/// The collectors of a node. Cheap to clone.
+#[derive(Clone)]
+pub struct Collectors {
+    /// Of dead containers.
+    pub containers: Containers,
+    /// Of unused images.
+    pub images: Images,
+}
+
+impl Reclaim for Collectors {
+    fn dead_containers(&self) -> BoxFuture<'_, ()> {
+        async {
+            if let Err(error) = self.containers.delete_dead_containers().await {
+                warn!(%error, "not all dead containers could be removed");
+            }
+        }
+        .boxed()
+    }
+
+    fn unused_images(&self) -> BoxFuture<'_, ()> {
+        async {
+            if let Err(error) = self.images.delete_unused_images().await {
+                warn!(%error, "not all unused images could be removed");
+            }
+        }
+        .boxed()
+    }
+}
+
 /// The collectors of a node that is configured like this. Nothing goes before they run, or are
 /// asked to.
-pub fn collectors(config: &Config, parts: Parts) -> (Containers, Images) {
+pub fn collectors(config: &Config, parts: Parts) -> Collectors {
     let Parts { cri, observer, desired, status, recorder, pods } = parts;
     let node = node_reference(&config.node_name);
     let pod_logs_dir = PathBuf::from(&config.kubelet.pod_logs_dir);
@@ -67,7 +100,7 @@ pub fn collectors(config: &Config, parts: Parts) -> (Containers, Images) {
         pod_logs_dir,
         removed: Box::new(move |id, since| pods.image_removed(id, since)),
     });
-    (containers, images)
+    Collectors { containers, images }
 }
 
 /// Why garbage is not, or not wholly, collected.

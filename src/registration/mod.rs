@@ -33,7 +33,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
 pub use self::addresses::{AddressError, resolve as resolve_addresses};
-pub use self::inputs::{Feeds, Inputs, Pressure, RuntimeHealth, channels};
+pub use self::inputs::{Feeds, Inputs, RuntimeHealth, channels};
 pub use self::lease::renew as renew_lease;
 pub use self::machine::{Machine, disk_capacity};
 use self::status::Facts;

@@ -240,7 +240,8 @@ async fn a_node_is_made_and_follows_the_health() {
     );
 
     feeds.pleg.send_replace(None);
-    feeds.pressure.send_replace(Pressure { memory: true, ..Pressure::default() });
+    let short = longshore_pod::eviction::NodePressure { memory: true, ..Default::default() };
+    feeds.pressure.send_replace(short);
     until("ready again", ready("True")).await;
     let pressed = || {
         script

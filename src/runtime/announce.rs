@@ -1,5 +1,7 @@
 //! Events about pods and their containers.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use longshore_pod::spec::{self, ContainerKind};
 
@@ -18,6 +20,18 @@ impl Announcer {
     /// An event about the pod as a whole.
     pub fn pod(&self, pod: &Pod, warning: bool, reason: &str, message: &str) {
         self.event(pod, None, warning, reason, message);
+    }
+
+    /// A warning about the pod as a whole, with annotations for tools.
+    pub fn pod_warning_with(
+        &self,
+        pod: &Pod,
+        reason: &str,
+        message: &str,
+        annotations: BTreeMap<String, String>,
+    ) {
+        let about = reference(pod, None);
+        self.0.annotated_event(about, EventType::Warning, reason, message, annotations);
     }
 
     /// An event about one container, which it names by its field path.
@@ -41,16 +55,20 @@ impl Announcer {
         reason: &str,
         message: &str,
     ) {
-        let about = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            name: pod.metadata.name.clone(),
-            namespace: pod.metadata.namespace.clone(),
-            uid: pod.metadata.uid.clone(),
-            resource_version: pod.metadata.resource_version.clone(),
-            field_path,
-        };
+        let about = reference(pod, field_path);
         let kind = if warning { EventType::Warning } else { EventType::Normal };
         self.0.event(about, kind, reason, message);
+    }
+}
+
+fn reference(pod: &Pod, field_path: Option<String>) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        name: pod.metadata.name.clone(),
+        namespace: pod.metadata.namespace.clone(),
+        uid: pod.metadata.uid.clone(),
+        resource_version: pod.metadata.resource_version.clone(),
+        field_path,
     }
 }

@@ -6,6 +6,7 @@ pub mod admission;
 pub mod backoff;
 pub mod deadline;
 pub mod downward;
+pub mod eviction;
 pub mod expand;
 pub mod hash;
 pub mod observed;
@@ -17,5 +18,6 @@ pub mod resources;
 pub mod spec;
 pub mod status;
 pub mod termination;
+pub mod usage;
 
 pub use k8s_openapi::jiff::Timestamp;

@@ -165,13 +165,23 @@ fn raise(total: &mut List, other: &mut List) {
 fn sum(a: &Quantity, b: &Quantity) -> Quantity {
     match (milli(a), milli(b)) {
         (Some(0), _) => b.clone(),
-        (Some(x), Some(y)) => Quantity(written(x.saturating_add(y), a.0.ends_with('i'))),
+        (Some(x), Some(y)) => Quantity(format(x.saturating_add(y), is_binary(a))),
         _ => a.clone(),
     }
 }
 
-/// Thousandths in the canonical notation of quantities, with binary suffixes or decimal ones.
-pub fn written(milli: i128, binary: bool) -> String {
+/// A quantity in its canonical notation, such as `1Gi` for `1024Mi`; as it stands if it is none.
+pub fn canonical(quantity: &Quantity) -> String {
+    milli(quantity).map_or_else(|| quantity.0.clone(), |milli| format(milli, is_binary(quantity)))
+}
+
+/// Whether a quantity is written with a binary suffix.
+pub fn is_binary(quantity: &Quantity) -> bool {
+    quantity.0.ends_with('i')
+}
+
+/// Thousandths in the canonical notation of quantities; `binary` says which suffixes it takes.
+pub fn format(milli: i128, binary: bool) -> String {
     const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     const DECIMAL: [&str; 8] = ["m", "", "k", "M", "G", "T", "P", "E"];
     let units = (milli + 999).div_euclid(1000);

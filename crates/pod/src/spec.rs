@@ -14,6 +14,8 @@ pub const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 pub const CONTENT_ANNOTATION: &str = "longshore/config.content";
 /// Annotation of a static pod: when the node first saw it.
 pub const SEEN_ANNOTATION: &str = "kubernetes.io/config.seen";
+/// Pods of this priority and above are the system's.
+const SYSTEM_CRITICAL: i32 = 2_000_000_000;
 
 /// Which list of the spec a container stands in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,12 +60,15 @@ pub fn is_mirror(pod: &Pod) -> bool {
     annotation(pod, MIRROR_ANNOTATION).is_some()
 }
 
-/// Whether the node or its cluster cannot do without the pod: a static pod, a mirror of one, or one
-/// of a system priority.
+/// The pod's priority; 0 if it has none.
+pub fn priority(pod: &Pod) -> i32 {
+    pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0)
+}
+
+/// Whether the node or its cluster cannot do without the pod: a static pod, which nobody would
+/// bring back, its mirror, or one of a system's priority.
 pub fn is_critical(pod: &Pod) -> bool {
-    const SYSTEM_PRIORITY: i32 = 2_000_000_000;
-    let priority = pod.spec.as_ref().and_then(|spec| spec.priority);
-    is_static(pod) || is_mirror(pod) || priority.is_some_and(|own| own >= SYSTEM_PRIORITY)
+    is_static(pod) || is_mirror(pod) || priority(pod) >= SYSTEM_CRITICAL
 }
 
 /// Whether the node cannot do without the pod.

@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 
 use super::amounts::Amounts;
 use super::ports::{self, Port, Ports};
-use super::preemption::is_critical;
 use crate::qos::{self, QosClass};
+use crate::spec;
 
 /// Names a pod in the ledger. Later ones are greater.
 pub type Ticket = u64;
@@ -34,7 +34,7 @@ impl Seat {
             requests: Amounts::of_pod(pod),
             ports: pod_spec.map(ports::of_pod).unwrap_or_default(),
             class: qos::class(pod),
-            critical: is_critical(pod),
+            critical: spec::is_critical(pod),
             priority: pod_spec.and_then(|spec: &PodSpec| spec.priority),
             leaves: false,
         }

@@ -18,14 +18,15 @@ mod taints;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 
+use crate::spec;
 use crate::status::Verdict;
 
+pub use crate::eviction::NodePressure;
 pub use abilities::Abilities;
 pub use amounts::Amounts;
 pub use fit::NodeView;
 pub use ledger::{Ledger, Seat, Ticket};
-pub use preemption::{is_critical, preempted};
-pub use pressure::NodePressure;
+pub use preemption::preempted;
 pub use sysctls::{Error, Sysctls};
 
 /// What is decided about a pod.
@@ -96,7 +97,7 @@ fn fit_in(pod: &Pod, terms: &Terms<'_>) -> Decision {
     };
     let by_labels = found.iter().all(fit::Misfit::is_of_labels);
     let refuse = |verdict| Decision::Refuse { verdict, by_labels };
-    if !is_critical(pod) {
+    if !spec::is_critical(pod) {
         return refuse(first.verdict());
     }
     // What lacks is made room for; nothing else gives way.

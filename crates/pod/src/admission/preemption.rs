@@ -6,19 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use super::fit::Lack;
 use super::ledger::{Ledger, Seat, Ticket};
 use crate::qos::QosClass;
-use crate::spec;
 use crate::status::Verdict;
-
-/// From this priority on, the cluster or the node cannot do without a pod.
-const SYSTEM_CRITICAL: i32 = 2_000_000_000;
-
-/// Whether the node needs the pod more than others.
-pub fn is_critical(pod: &Pod) -> bool {
-    let priority = pod.spec.as_ref().and_then(|spec| spec.priority);
-    spec::is_static(pod)
-        || spec::is_mirror(pod)
-        || priority.is_some_and(|priority| priority >= SYSTEM_CRITICAL)
-}
 
 /// What a pod is told that makes way.
 pub fn preempted() -> Verdict {

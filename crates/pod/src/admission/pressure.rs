@@ -2,21 +2,11 @@
 
 use k8s_openapi::api::core::v1::{Pod, Taint};
 
-use super::preemption::is_critical;
 use super::taints;
+use crate::eviction::NodePressure;
 use crate::qos::{self, QosClass};
+use crate::spec;
 use crate::status::Verdict;
-
-/// What the node is short of.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NodePressure {
-    /// Memory.
-    pub memory: bool,
-    /// Disk space or inodes.
-    pub disk: bool,
-    /// Process ids.
-    pub pid: bool,
-}
 
 /// Why a pod is not taken in under pressure. What keeps the node alive always is; where only memory
 /// is short, so is what says how much it needs.
@@ -29,7 +19,7 @@ pub(super) fn refuses(pod: &Pod, pressure: NodePressure, comparisons: bool) -> O
     .into_iter()
     .filter_map(|(holds, name)| holds.then_some(name))
     .collect();
-    if conditions.is_empty() || is_critical(pod) {
+    if conditions.is_empty() || spec::is_critical(pod) {
         return None;
     }
     if conditions == ["MemoryPressure"] {

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use longshore_godump::Fnv32a;
 use serde::{Deserialize, Serialize};
 
 use super::PodResources;
-use crate::hash::fnv1a;
 
 /// The resources of pods by UID.
 type Entries = BTreeMap<String, Arc<PodResources>>;
@@ -64,6 +64,9 @@ pub fn decode(content: &[u8]) -> Result<BTreeMap<String, Arc<PodResources>>, Err
 }
 
 /// Of the string as upstream prints it, its type in front.
-fn checksum(data: &str) -> u64 {
-    fnv1a(format!("(string){data}").as_bytes()).into()
+pub(super) fn checksum(data: &str) -> u64 {
+    let mut hasher = Fnv32a::default();
+    hasher.update(b"(string)");
+    hasher.update(data.as_bytes());
+    hasher.finish().into()
 }

@@ -43,7 +43,7 @@ fn upstreams_files_are_read() {
         (r#"{"entries":{"u":{"ContainerResources":null,"PodLevelResources":{}}}}"#, 1),
         ("{}", 0),
     ] {
-        let checksum = crate::hash::fnv1a(format!("(string){data}").as_bytes());
+        let checksum = super::checkpoint::checksum(data);
         let file = json!({"data": data, "checksum": checksum}).to_string();
         assert_eq!(decode(file.as_bytes()).unwrap().len(), expected, "{data}");
     }

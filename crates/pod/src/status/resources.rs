@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use crate::observed;
 use crate::qos;
 use crate::resize::PodResources;
-use crate::resources::{List, written};
+use crate::resources::{self, List};
 
 /// Up to this many thousandths of a CPU, the kernel makes no difference between requests.
 const LEAST_REQUEST: i128 = 2;
@@ -62,7 +62,7 @@ fn tell(list: &mut List, name: &str, now: Option<i128>, told: Option<&List>, lea
     match now {
         Some(now) if now == given || now <= least && given <= least => {}
         Some(now) => {
-            list.insert(name.to_owned(), Quantity(written(now, name == "memory")));
+            list.insert(name.to_owned(), Quantity(resources::format(now, name == "memory")));
         }
         None => {
             let told = told.and_then(|told| told.get(name));

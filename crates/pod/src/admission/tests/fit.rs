@@ -76,7 +76,8 @@ fn amounts_are_the_nodes_own_and_what_others_add() {
         let view = NodeView::new(told, &own);
         let (ledger, pressure) = (Ledger::default(), NodePressure::default());
         let abilities = &super::abilities();
-        match decide(pod, &Terms { abilities, node: &view, ledger: &ledger, pressure }, |_| Ok(())) {
+        match decide(pod, &Terms { abilities, node: &view, ledger: &ledger, pressure }, |_| Ok(()))
+        {
             Decision::Admit { .. } => None,
             Decision::Refuse { verdict, .. } => Some(verdict.reason),
         }

@@ -153,7 +153,7 @@ proptest! {
         match victims(&new, &there) {
             Ok(chosen) => {
                 let pods: Vec<&Pod> = chosen.iter().map(|at| &there[*at]).collect();
-                prop_assert!(pods.iter().all(|pod| !is_critical(pod)));
+                prop_assert!(pods.iter().all(|pod| !spec::is_critical(pod)));
                 let freed = sum(&mut pods.iter().copied());
                 prop_assert!(freed >= need);
                 for pod in &pods {
@@ -161,7 +161,7 @@ proptest! {
                 }
             }
             Err(_) => {
-                let most = sum(&mut there.iter().filter(|pod| !is_critical(pod)));
+                let most = sum(&mut there.iter().filter(|pod| !spec::is_critical(pod)));
                 prop_assert!(most < need, "others could make way");
             }
         }

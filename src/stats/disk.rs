@@ -1,0 +1,247 @@
+//! Space on file systems: how much there is, and how much of it a tree takes.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::CString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::Pod;
+use longshore_pod::spec;
+use longshore_pod::usage::Space;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, openat, statat, statvfs};
+
+/// How deep a tree is followed: each level costs a descriptor.
+pub(super) const DEEPEST: usize = 256;
+/// So many files with several names are told apart; more count once for each name.
+const MOST_LINKED: usize = 1 << 18;
+/// Bytes in a block of `st_blocks`, whatever the file system's own are.
+const BLOCK: u64 = 512;
+
+/// How much a file system has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileSystem {
+    /// Its device.
+    pub device: u64,
+    /// Bytes in all.
+    pub capacity: u64,
+    /// Bytes that are left for those who are not root.
+    pub available: u64,
+    /// Inodes in all; 0 where they are not counted.
+    pub inodes: u64,
+    /// Inodes that are left.
+    pub inodes_free: u64,
+}
+
+impl FileSystem {
+    /// The file system of a path.
+    pub(super) fn of(path: &Path) -> io::Result<Self> {
+        let at = |error: rustix::io::Errno| {
+            io::Error::new(io::Error::from(error).kind(), format!("{}: {error}", path.display()))
+        };
+        let stat = rustix::fs::stat(path).map_err(at)?;
+        let all = statvfs(path).map_err(at)?;
+        Ok(Self {
+            device: stat.st_dev,
+            capacity: all.f_blocks.saturating_mul(all.f_frsize),
+            available: all.f_bavail.saturating_mul(all.f_frsize),
+            inodes: all.f_files,
+            inodes_free: all.f_ffree,
+        })
+    }
+}
+
+/// What a pod has on disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct PodDisk {
+    pub(super) volumes: BTreeMap<String, Space>,
+    /// By container.
+    pub(super) logs: BTreeMap<String, Space>,
+    pub(super) own: Space,
+}
+
+#[derive(Clone, Debug)]
+struct Volume {
+    name: String,
+    path: PathBuf,
+    in_memory: bool,
+}
+
+impl Volume {
+    fn read(&self) -> io::Result<Space> {
+        match self.in_memory {
+            true => mounted(&self.path),
+            false => tree(&self.path),
+        }
+    }
+}
+
+/// Where a pod has its files.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    volumes: Vec<Volume>,
+    logs: PathBuf,
+    etc_hosts: PathBuf,
+}
+
+impl Places {
+    pub(super) fn of(pod: &Pod, root_dir: &Path, pod_logs_dir: &Path) -> Self {
+        let dir = root_dir.join("pods").join(spec::uid(pod));
+        let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref());
+        let volumes = volumes.unwrap_or_default().iter().filter_map(|volume| {
+            let (plugin, medium) = match (&volume.empty_dir, &volume.config_map) {
+                (Some(source), _) => ("kubernetes.io~empty-dir", source.medium.as_deref()),
+                (None, Some(_)) => ("kubernetes.io~configmap", None),
+                (None, None) => return None,
+            };
+            let path = dir.join("volumes").join(plugin).join(&volume.name);
+            let in_memory = medium == Some("Memory");
+            Some(Volume { name: volume.name.clone(), path, in_memory })
+        });
+        let (namespace, name, uid) = (spec::namespace(pod), spec::name(pod), spec::uid(pod));
+        Self {
+            volumes: volumes.collect(),
+            logs: pod_logs_dir.join(format!("{namespace}_{name}_{uid}")),
+            etc_hosts: dir.join("etc-hosts"),
+        }
+    }
+
+    /// What is not there takes nothing.
+    pub(super) fn read(&self) -> PodDisk {
+        let mut disk = PodDisk::default();
+        for volume in &self.volumes {
+            if let Ok(space) = volume.read() {
+                disk.volumes.insert(volume.name.clone(), space);
+            }
+        }
+        for entry in std::fs::read_dir(&self.logs).into_iter().flatten().flatten() {
+            let space = tree(&entry.path()).unwrap_or_default();
+            match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                true => {
+                    let container = entry.file_name().to_string_lossy().into_owned();
+                    disk.logs.insert(container, space);
+                }
+                false => disk.own += space,
+            }
+        }
+        disk.own += tree(&self.etc_hosts).unwrap_or_default();
+        disk
+    }
+}
+
+/// What is in a file system of its own.
+fn mounted(path: &Path) -> io::Result<Space> {
+    let above = path.parent().unwrap_or(path);
+    if rustix::fs::stat(path)?.st_dev == rustix::fs::stat(above)?.st_dev {
+        return Ok(Space::default()); // not mounted yet, or not any more
+    }
+    let all = statvfs(path)?;
+    let blocks = all.f_blocks.saturating_sub(all.f_bfree);
+    let inodes = all.f_files.saturating_sub(all.f_ffree);
+    Ok(Space { bytes: blocks.saturating_mul(all.f_frsize), inodes })
+}
+
+/// What a tree takes, on the file system of its root alone. A pod may change it meanwhile, so no
+/// link is followed, and what has gone counts nothing.
+pub(super) fn tree(root: &Path) -> io::Result<Space> {
+    let stat = rustix::fs::lstat(root)?;
+    let mut walk = Walk { device: stat.st_dev, linked: HashSet::new(), total: Space::default() };
+    walk.count(&stat);
+    if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+        walk.children(rustix::fs::open(root, DIRECTORY, Mode::empty())?, DEEPEST);
+    }
+    Ok(walk.total)
+}
+
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+struct Walk {
+    device: u64,
+    /// Inodes with several names that were seen already.
+    linked: HashSet<u64>,
+    total: Space,
+}
+
+impl Walk {
+    fn count(&mut self, stat: &Stat) {
+        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        let has_names = !is_directory && stat.st_nlink > 1;
+        if has_names && self.linked.len() < MOST_LINKED && !self.linked.insert(stat.st_ino) {
+            return;
+        }
+        let blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
+        self.total += Space { bytes: blocks.saturating_mul(BLOCK), inodes: 1 };
+    }
+
+    fn children(&mut self, dir: OwnedFd, deeper: usize) {
+        let Ok(entries) = Dir::read_from(&dir) else { return };
+        let mut below: Vec<CString> = Vec::new();
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            let Ok(stat) = statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            if stat.st_dev != self.device {
+                continue;
+            }
+            self.count(&stat);
+            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory && deeper > 0 {
+                below.push(name.to_owned());
+            }
+        }
+        for name in below {
+            if let Ok(child) = openat(&dir, &name, DIRECTORY, Mode::empty()) {
+                self.children(child, deeper - 1);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_tree_takes_what_du_says() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("a/b/c")).unwrap();
+        fs::write(at("a/large"), vec![7; 1 << 20]).unwrap();
+        fs::write(at("a/b/small"), "x").unwrap();
+        fs::hard_link(at("a/large"), at("a/b/again")).unwrap();
+        std::os::unix::fs::symlink("/proc", at("a/link")).unwrap();
+        let sparse = fs::File::create(at("sparse")).unwrap();
+        sparse.set_len(1 << 30).unwrap();
+        let du = |option: &str| {
+            let out =
+                Command::new("du").args(["-s", "-x", option]).arg(dir.path()).output().unwrap();
+            let text = String::from_utf8(out.stdout).unwrap();
+            text.split_whitespace().next().unwrap().parse::<u64>().unwrap()
+        };
+        let space = tree(dir.path()).unwrap();
+        assert_eq!(space.bytes, du("--block-size=1"));
+        assert_eq!(space.inodes, du("--inodes"));
+        assert_eq!(space.inodes, 8);
+        assert_eq!(tree(&at("a/b/small")).unwrap().inodes, 1, "a file is a tree");
+        assert!(tree(&at("nothing")).is_err());
+    }
+
+    #[test]
+    fn depth_costs_no_more_than_allowed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut path = dir.path().to_owned();
+        for _ in 0..DEEPEST + 20 {
+            path.push("d");
+        }
+        fs::create_dir_all(&path).unwrap();
+        let counted = usize::try_from(tree(dir.path()).unwrap().inodes).unwrap();
+        assert_eq!(counted, DEEPEST + 2, "the root, and one more than is opened");
+    }
+}

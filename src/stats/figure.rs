@@ -1,0 +1,118 @@
+//! A figure that is read when somebody asks and what is known is too old.
+
+use std::fmt::Display;
+use std::future::Future;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared};
+
+/// A figure cannot be had. Those who asked together share it, so it carries the cause as text.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Error(Arc<str>);
+
+impl Error {
+    pub(super) fn of(cause: impl Display) -> Self {
+        Self(cause.to_string().into())
+    }
+}
+
+type Answer<T> = Result<Arc<T>, Error>;
+
+/// Cheap to clone: all clones are one figure.
+pub(super) struct Figure<T>(Arc<Mutex<State<T>>>);
+
+/// An error holds no longer than this.
+const TROUBLE: Duration = Duration::from_secs(5);
+
+struct State<T> {
+    known: Option<(Instant, Arc<T>)>,
+    /// The last reading's error, if it failed.
+    failed: Option<(Instant, Error)>,
+    /// How long the last reading took.
+    cost: Duration,
+    /// A reading that is under way. It goes on though those who wait for it go away.
+    reading: Option<Shared<BoxFuture<'static, Answer<T>>>>,
+}
+
+impl<T> Default for Figure<T> {
+    fn default() -> Self {
+        let state = State { known: None, failed: None, cost: Duration::ZERO, reading: None };
+        Self(Arc::new(Mutex::new(state)))
+    }
+}
+
+impl<T> Clone for Figure<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T: Send + Sync + 'static> Figure<T> {
+    /// What is known if it is not older than `max_age`, or what `read` finds.
+    pub(super) async fn get<R, F>(&self, max_age: Duration, read: R) -> Answer<T>
+    where
+        R: FnOnce() -> F,
+        F: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        let reading = {
+            let mut state = self.state();
+            if let Some((at, error)) = &state.failed
+                && at.elapsed() < max_age.min(TROUBLE)
+            {
+                return Err(error.clone());
+            }
+            match (&state.known, &state.reading) {
+                (Some((at, known)), _) if at.elapsed() <= max_age => return Ok(known.clone()),
+                (_, Some(reading)) => reading.clone(),
+                _ => {
+                    let task = tokio::spawn(self.clone().fill(read()));
+                    let reading = task.map(|ended| ended.map_err(Error::of).flatten());
+                    let reading = reading.boxed().shared();
+                    state.reading = Some(reading.clone());
+                    reading
+                }
+            }
+        };
+        reading.await
+    }
+
+    /// What is known, however old.
+    pub(super) fn last(&self) -> Option<Arc<T>> {
+        self.state().known.as_ref().map(|(_, known)| known.clone())
+    }
+
+    /// How long the last reading took.
+    pub(super) fn cost(&self) -> Duration {
+        self.state().cost
+    }
+
+    async fn fill(self, reading: impl Future<Output = Result<T, Error>>) -> Answer<T> {
+        let begun = Instant::now();
+        let answer = reading.await.map(Arc::new);
+        let mut state = self.state();
+        state.reading = None;
+        state.cost = begun.elapsed();
+        state.failed = answer.as_ref().err().map(|error| (Instant::now(), error.clone()));
+        if let Ok(value) = &answer {
+            // It is as old as its oldest part.
+            state.known = Some((begun, value.clone()));
+        }
+        answer
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<T>> {
+        // No code panics while it holds the lock.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Read where nobody is held up by it.
+pub(super) async fn blocking<T: Send + 'static>(
+    read: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T, Error> {
+    tokio::task::spawn_blocking(read).await.map_err(Error::of)?.map_err(Error::of)
+}

@@ -1,0 +1,297 @@
+//! Capacity and use, read from the kernel: of the machine, of file systems, and of pods and their
+//! containers. Eviction asks, garbage collection may, and the server will show it.
+//!
+//! Nothing is read while nobody asks. Who asks says how old an answer may be; those who ask at the
+//! same time share one reading, and one that hangs holds up nobody but who wants that very figure.
+//! Reading a disk costs as much as there is on it, so that is done for few pods at a time, and the
+//! more seldom the longer it takes.
+//!
+//! Files of /proc and of cgroups are read as they are: the crates for cgroups hold a whole tree of
+//! controllers for what is two files a pod here.
+//!
+//! Current limitations: project quotas are not asked, what lies deeper than [`disk::DEEPEST`]
+//! directories in a volume is not counted, and on cgroup v1 nothing tells of swap.
+
+mod cgroups;
+mod disk;
+mod figure;
+mod machine;
+mod pods;
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use longshore_cri::Runtime;
+use longshore_pod::eviction::Layout;
+use longshore_pod::spec;
+use longshore_pod::usage::{Memory, PodUsage, Space};
+use tokio::time::timeout;
+use tracing::debug;
+
+use crate::observe::Observer;
+use crate::resources::cgroups::Cgroups;
+use cgroups::{Group, Hierarchies};
+use disk::PodDisk;
+use figure::Figure;
+
+pub use disk::FileSystem;
+pub use figure::Error;
+pub use machine::{Machine, Pids};
+
+/// How long the runtime's answer about where its file systems are holds.
+const PLACES_AGE: Duration = Duration::from_secs(60);
+/// How many pods' disks are read at a time.
+const WALKS: usize = 2;
+/// A disk that took long to read is left alone for so many times as long...
+const REST: u32 = 20;
+/// ...up to this.
+const LONGEST_REST: Duration = Duration::from_secs(300);
+/// Who asks for what is on disk waits no longer, and takes what was known before.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// What nobody has asked for in this time is forgotten.
+const FORGET: Duration = Duration::from_secs(600);
+
+/// Handle to the figures. Cheap to clone.
+#[derive(Clone)]
+pub struct Stats {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    runtime: Runtime,
+    observer: Observer,
+    cgroups: Cgroups,
+    hierarchies: Hierarchies,
+    /// The cgroup of all pods, if there is one.
+    kubepods: Option<PathBuf>,
+    root_dir: PathBuf,
+    pod_logs_dir: PathBuf,
+    machine: Figure<Machine>,
+    places: Figure<Places>,
+    file_systems: Figure<FileSystems>,
+    layers: Figure<HashMap<String, Space>>,
+    disks: Mutex<HashMap<String, Known>>,
+    walks: Arc<tokio::sync::Semaphore>,
+}
+
+/// What is known of a pod's disk.
+struct Known {
+    disk: Figure<PodDisk>,
+    asked: Instant,
+}
+
+/// Where the runtime keeps images, and what containers write over them.
+struct Places {
+    images: PathBuf,
+    containers: PathBuf,
+}
+
+/// The file systems that pods live on.
+#[derive(Clone, Copy, Debug)]
+pub struct FileSystems {
+    /// That of the node's root directory.
+    pub node: FileSystem,
+    /// Those of the runtime; `None` until it has said where they are.
+    pub runtime: Option<RuntimeFileSystems>,
+}
+
+/// The file systems of the runtime.
+#[derive(Clone, Copy, Debug)]
+pub struct RuntimeFileSystems {
+    /// That of images.
+    pub images: FileSystem,
+    /// That of what containers write.
+    pub containers: FileSystem,
+}
+
+impl FileSystems {
+    /// Which of them are the same.
+    pub fn layout(&self) -> Option<Layout> {
+        let runtime = self.runtime?;
+        let (images, containers) = (runtime.images.device, runtime.containers.device);
+        Some(Layout::of(self.node.device, images, containers))
+    }
+}
+
+/// How much is to be known of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Depth {
+    /// What its processes use.
+    Processes,
+    /// Also its volumes, logs and other files of the node, which may take a while to find out.
+    Files,
+    /// Also what its containers have written over their images, which the runtime has to tell.
+    Disk,
+}
+
+impl Stats {
+    /// Figures of the pods in those cgroups, with their files in these directories.
+    pub fn new(
+        runtime: Runtime,
+        observer: Observer,
+        cgroups: Cgroups,
+        root_dir: &Path,
+        pod_logs_dir: &Path,
+    ) -> Self {
+        let shared = Shared {
+            runtime,
+            observer,
+            hierarchies: Hierarchies::find(cgroups.is_unified()),
+            kubepods: cgroups::kubepods(&cgroups),
+            cgroups,
+            root_dir: root_dir.to_owned(),
+            pod_logs_dir: pod_logs_dir.to_owned(),
+            machine: Figure::default(),
+            places: Figure::default(),
+            file_systems: Figure::default(),
+            layers: Figure::default(),
+            disks: Mutex::default(),
+            walks: Arc::new(tokio::sync::Semaphore::new(WALKS)),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// The machine as a whole.
+    pub async fn machine(&self, max_age: Duration) -> Result<Arc<Machine>, Error> {
+        let hierarchies = self.shared.hierarchies.clone();
+        let read = move || Machine::read(&hierarchies);
+        self.shared.machine.get(max_age, || figure::blocking(read)).await
+    }
+
+    /// The memory of all pods together; `None` if they have no cgroup of their own.
+    pub async fn pods_memory(&self) -> Result<Option<Memory>, Error> {
+        let Some(group) = self.shared.kubepods.as_deref() else { return Ok(None) };
+        let group = Group::new(&self.shared.hierarchies, group);
+        figure::blocking(move || group.memory()).await.map(Some)
+    }
+
+    /// The file (of whichever cgroup version) about the memory of all pods together.
+    pub fn pods_memory_file(&self, name: &str) -> Option<PathBuf> {
+        let group = self.shared.kubepods.as_deref()?;
+        Some(Group::new(&self.shared.hierarchies, group).memory_file(name))
+    }
+
+    /// The file about the machine's memory in the root of cgroup v1.
+    pub fn root_memory_file(&self, name: &str) -> PathBuf {
+        Group::root(&self.shared.hierarchies).memory_file(name)
+    }
+
+    /// Whether the machine has cgroup v2 alone.
+    pub fn is_unified(&self) -> bool {
+        self.shared.hierarchies.is_unified()
+    }
+
+    /// The file systems that pods live on.
+    pub async fn file_systems(&self, max_age: Duration) -> Result<Arc<FileSystems>, Error> {
+        let stats = self.clone();
+        self.shared
+            .file_systems
+            .get(max_age, || async move { stats.read_file_systems().await })
+            .await
+    }
+
+    async fn read_file_systems(&self) -> Result<FileSystems, Error> {
+        let runtime = self.shared.runtime.clone();
+        let places = self.shared.places.get(PLACES_AGE, || find_places(runtime)).await;
+        let places =
+            places.inspect_err(|error| debug!(%error, "the runtime's disks are not known"));
+        // They stay where they are while it is away.
+        let places = places.ok().or_else(|| self.shared.places.last());
+        let node = self.shared.root_dir.clone();
+        figure::blocking(move || {
+            let runtime = places.map(|places| {
+                let images = FileSystem::of(&places.images)?;
+                let containers = FileSystem::of(&places.containers)?;
+                io::Result::Ok(RuntimeFileSystems { images, containers })
+            });
+            Ok(FileSystems { node: FileSystem::of(&node)?, runtime: runtime.transpose()? })
+        })
+        .await
+    }
+
+    /// What those pods use, by UID. A pod of which nothing can be read is left out.
+    pub async fn pods(
+        &self,
+        pods: &[Arc<Pod>],
+        depth: Depth,
+        max_age: Duration,
+    ) -> HashMap<String, PodUsage> {
+        let shared = self.shared.clone();
+        let asked = pods.to_vec();
+        let read = move || Ok(pods::read(&shared, &asked));
+        let mut usages = figure::blocking(read).await.unwrap_or_default();
+        if depth >= Depth::Files {
+            let layers = match depth {
+                Depth::Disk => self.layers(max_age).await,
+                _ => None,
+            };
+            let disks = pods.iter().map(|pod| self.disk(pod, max_age));
+            let disks = futures::future::join_all(disks).await;
+            for (pod, disk) in pods.iter().zip(disks) {
+                if let (Some(usage), Some(disk)) = (usages.get_mut(spec::uid(pod)), disk) {
+                    let observed = self.shared.observer.pod(spec::uid(pod));
+                    pods::add_disk(usage, &disk, layers.as_deref(), observed.as_deref());
+                }
+            }
+        }
+        usages
+    }
+
+    /// What containers have written over their images, by container id.
+    async fn layers(&self, max_age: Duration) -> Option<Arc<HashMap<String, Space>>> {
+        let runtime = self.shared.runtime.clone();
+        let layers = self.shared.layers.get(max_age, || pods::layers(runtime));
+        let layers = timeout(PATIENCE, layers).await.unwrap_or_else(|late| Err(Error::of(late)));
+        let layers = layers.inspect_err(|error| debug!(%error, "no news of writable layers"));
+        layers.ok().or_else(|| self.shared.layers.last())
+    }
+
+    async fn disk(&self, pod: &Pod, max_age: Duration) -> Option<Arc<PodDisk>> {
+        let places = disk::Places::of(pod, &self.shared.root_dir, &self.shared.pod_logs_dir);
+        let figure = self.known_disk(spec::uid(pod));
+        let rest = figure.cost().saturating_mul(REST).min(LONGEST_REST);
+        let walks = self.shared.walks.clone();
+        let read = || async move {
+            let turn = walks.acquire_owned().await;
+            figure::blocking(move || {
+                let _turn = turn;
+                Ok(places.read())
+            })
+            .await
+        };
+        let disk = timeout(PATIENCE, figure.get(max_age.max(rest), read)).await;
+        disk.ok().and_then(Result::ok).or_else(|| figure.last())
+    }
+
+    fn known_disk(&self, uid: &str) -> Figure<PodDisk> {
+        let now = Instant::now();
+        // No code panics while it holds the lock.
+        let mut disks = self.shared.disks.lock().unwrap_or_else(PoisonError::into_inner);
+        if !disks.contains_key(uid) {
+            disks.retain(|_, known| now.duration_since(known.asked) < FORGET);
+        }
+        let new = || Known { disk: Figure::default(), asked: now };
+        let known = disks.entry(uid.to_owned()).or_insert_with(new);
+        known.asked = now;
+        known.disk.clone()
+    }
+}
+
+async fn find_places(runtime: Runtime) -> Result<Places, Error> {
+    let answer = runtime.image_fs_info().await.map_err(Error::of)?;
+    let path = |file_systems: &[longshore_cri::v1::FilesystemUsage]| {
+        let first = file_systems.first()?.fs_id.as_ref()?;
+        Some(PathBuf::from(&first.mountpoint)).filter(|path| path.is_absolute())
+    };
+    let images = path(&answer.image_filesystems)
+        .ok_or_else(|| Error::of("the runtime tells no file system of images"))?;
+    let containers = path(&answer.container_filesystems).unwrap_or_else(|| images.clone());
+    Ok(Places { images, containers })
+}
+
+#[cfg(test)]
+mod tests;

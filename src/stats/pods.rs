@@ -1,0 +1,98 @@
+//! What pods use: their processes by their cgroups, their files by looking, and what containers
+//! have written over their images by asking the runtime, which alone knows.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use longshore_cri::Runtime;
+use longshore_pod::observed::ObservedPod;
+use longshore_pod::spec;
+use longshore_pod::usage::{ContainerUsage, Figures, Memory, PodUsage, Space};
+
+use super::cgroups::{self, Group};
+use super::disk::PodDisk;
+use super::{Error, Shared};
+
+/// What the processes of those pods use, by the pods' UIDs.
+pub(super) fn read(shared: &Shared, pods: &[Arc<Pod>]) -> HashMap<String, PodUsage> {
+    let one = |pod: &Arc<Pod>| {
+        let uid = spec::uid(pod);
+        let observed = shared.observer.pod(uid)?;
+        let path = cgroups::group_of(&shared.cgroups, pod);
+        let group = Group::new(&shared.hierarchies, &path);
+        // Without cgroups of their own, pods are the sum of their containers.
+        let own = path.file_name().is_some_and(|name| name.to_string_lossy().contains("pod"));
+        let usage = usage(&group, &observed, own);
+        Some((uid.to_owned(), usage))
+    };
+    pods.iter().filter_map(one).collect()
+}
+
+fn usage(group: &Group, observed: &ObservedPod, own: bool) -> PodUsage {
+    let mut containers = Vec::new();
+    let mut sum = Figures::default();
+    for (name, id) in group.containers() {
+        let container = observed.containers.iter().find(|container| container.id == id);
+        let sandbox = observed.sandboxes.iter().any(|sandbox| sandbox.id == id);
+        if container.is_none() && !sandbox {
+            continue;
+        }
+        let figures = group.child(&name).figures();
+        add(&mut sum, &figures);
+        if let Some(container) = container {
+            let name = container.name.clone();
+            containers.push(ContainerUsage { name, figures, ..ContainerUsage::default() });
+        }
+    }
+    containers.sort_by(|a, b| a.name.cmp(&b.name));
+    let figures = if own { group.figures() } else { sum };
+    PodUsage { figures, containers, ..PodUsage::default() }
+}
+
+fn add(sum: &mut Figures, other: &Figures) {
+    let both = |a: Option<u64>, b: Option<u64>| match (a, b) {
+        (Some(a), Some(b)) => Some(a.saturating_add(b)),
+        (a, b) => a.or(b),
+    };
+    sum.cpu = both(sum.cpu, other.cpu);
+    sum.swap = both(sum.swap, other.swap);
+    sum.tasks = both(sum.tasks, other.tasks);
+    if let Some(more) = other.memory {
+        let known = sum.memory.unwrap_or_default();
+        sum.memory = Some(Memory {
+            usage: known.usage.saturating_add(more.usage),
+            working_set: known.working_set.saturating_add(more.working_set),
+            rss: known.rss.saturating_add(more.rss),
+            limit: None,
+        });
+    }
+}
+
+/// What containers have written over their images, by container id.
+pub(super) async fn layers(runtime: Runtime) -> Result<HashMap<String, Space>, Error> {
+    let listed = runtime.list_container_stats(None).await.map_err(Error::of)?;
+    let layer = |stats: longshore_cri::v1::ContainerStats| {
+        let layer = stats.writable_layer?;
+        let bytes = layer.used_bytes.map_or(0, |used| used.value);
+        let inodes = layer.inodes_used.map_or(0, |used| used.value);
+        Some((stats.attributes?.id, Space { bytes, inodes }))
+    };
+    Ok(listed.into_iter().filter_map(layer).collect())
+}
+
+/// Add what the pod has on disk.
+pub(super) fn add_disk(
+    usage: &mut PodUsage,
+    disk: &PodDisk,
+    layers: Option<&HashMap<String, Space>>,
+    observed: Option<&ObservedPod>,
+) {
+    usage.volumes.clone_from(&disk.volumes);
+    usage.own = disk.own;
+    for container in &mut usage.containers {
+        let id = observed.and_then(|pod| pod.newest(&container.name)).map(|run| run.id.as_str());
+        container.rootfs = id.and_then(|id| layers?.get(id).copied());
+        container.logs = disk.logs.get(&container.name).copied();
+    }
+}

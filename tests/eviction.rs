@@ -1,0 +1,316 @@
+//! A node that runs short ends the right pod and tells so, on a real containerd and whichever
+//! cgroup version the machine has. Thresholds are set by what the machine has left, so that no test
+//! comes near to its end.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Cluster, FOREVER, PATIENCE, condition, container, phase, script, uid};
+use k8s_openapi::api::core::v1::{Node, NodeCondition, Pod};
+use kube::api::Api;
+use longshore_testkit::{Host, wait_until};
+use serde_json::{Value, json};
+
+const MI: u64 = 1 << 20;
+
+/// Takes 8 MiB of memory at a time once the file is there, until somebody stops it.
+const HOG: &str = "while [ ! -e /v/go ]; do sleep 0.05; done; i=0; while :; do i=$((i+1)); \
+                   eval \"v$i=\\$(head -c 8388608 /dev/zero | tr '\\\\0' x)\"; sleep 0.02; done";
+
+fn cgroup_file(v1_controller: &str, name: &Path) -> PathBuf {
+    let root = Path::new("/sys/fs/cgroup");
+    match root.join("cgroup.controllers").exists() {
+        true => root.join(name),
+        false => root.join(v1_controller).join(name),
+    }
+}
+
+fn value(text: &str, key: &str) -> Option<u64> {
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix(key));
+    lines.find_map(|rest| rest.trim().trim_end_matches(" kB").parse().ok())
+}
+
+fn total_memory() -> u64 {
+    value(&fs::read_to_string("/proc/meminfo").unwrap(), "MemTotal:").unwrap() * 1024
+}
+
+/// What the node counts as available: all but what is in use and cannot just be dropped.
+fn available_memory() -> u64 {
+    let stat = fs::read_to_string(cgroup_file("memory", Path::new("memory.stat"))).unwrap();
+    let usage = cgroup_file("memory", Path::new("memory.usage_in_bytes"));
+    let used = match fs::read_to_string(usage) {
+        Ok(usage) => {
+            usage.trim().parse::<u64>().unwrap() - value(&stat, "total_inactive_file ").unwrap()
+        }
+        Err(_) => {
+            let of = |key| value(&stat, key).unwrap();
+            of("anon ") + of("file ") - of("inactive_file ")
+        }
+    };
+    total_memory() - used
+}
+
+/// Thresholds that nothing meets but those given.
+fn hard(thresholds: Value) -> Value {
+    json!({"evictionHard": thresholds, "evictionPressureTransitionPeriod": "3s"})
+}
+
+async fn until_condition(cluster: &Cluster, type_: &str, status: &str) -> NodeCondition {
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let what = format!("{type_} is {status}");
+    wait_until(PATIENCE, &what, async || {
+        let node = nodes.get(&cluster.host.name()).await.map_err(|error| error.to_string())?;
+        let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
+        let found = conditions.into_iter().find(|condition| condition.type_ == type_);
+        let found = found.ok_or("no such condition")?;
+        if found.status == status { Ok(found) } else { Err(found.status) }
+    })
+    .await
+    .unwrap_or_else(|error| panic!("{error}"))
+}
+
+async fn until_evicted(cluster: &Cluster, name: &str) -> (Pod, String) {
+    let pod = cluster
+        .until(name, "evicted", |pod| match phase(pod) {
+            "Failed" => Ok(()),
+            other => Err(other.to_owned()),
+        })
+        .await;
+    let status = pod.status.clone().unwrap();
+    assert_eq!(status.reason.as_deref(), Some("Evicted"), "{status:?}");
+    (pod, status.message.unwrap_or_default())
+}
+
+/// A spec with a container that asks for so much memory.
+fn asks(text: &str, requests: Value, limits: Value) -> Value {
+    let mut spec = script(text);
+    spec["containers"][0]["resources"] = json!({"requests": requests, "limits": limits});
+    spec
+}
+
+fn hog() -> Value {
+    let mut spec = asks(HOG, json!({"memory": "16Mi"}), json!({}));
+    spec["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
+    spec["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+    spec
+}
+
+fn volume(cluster: &Cluster, pod: &Pod, name: &str) -> PathBuf {
+    let pods = cluster.node.root_dir().join("pods");
+    pods.join(uid(pod)).join("volumes/kubernetes.io~empty-dir").join(name)
+}
+
+/// What the daemon says of how quick it was.
+fn show_times(cluster: &mut Cluster) {
+    let log = cluster.node.daemon().log();
+    log.lines().filter(|line| line.contains("from the look to the order")).for_each(|line| {
+        eprintln!("{line}");
+    });
+}
+
+/// Whether there is room is for `has_room` to say, once the hog is gone: other work on the machine
+/// takes memory, too.
+async fn hog_among_others(cluster: &mut Cluster, has_room: impl Fn() -> bool) {
+    let exact = json!({"memory": "64Mi", "cpu": "10m"});
+    cluster.create("guaranteed", asks(FOREVER, exact.clone(), exact)).await;
+    cluster.create("modest", asks(FOREVER, json!({"memory": "32Mi"}), json!({}))).await;
+    cluster.create("hog", hog()).await;
+    for name in ["guaranteed", "modest", "hog"] {
+        cluster.until_ready(name).await;
+    }
+    let hog = cluster.pod("hog").await;
+    fs::write(volume(cluster, &hog, "v").join("go"), "").unwrap();
+
+    let pressure = until_condition(cluster, "MemoryPressure", "True").await;
+    assert_eq!(pressure.reason.as_deref(), Some("KubeletHasInsufficientMemory"));
+    let (hog, message) = until_evicted(cluster, "hog").await;
+    for name in ["guaranteed", "modest"] {
+        assert_eq!(phase(&cluster.pod(name).await), "Running", "{name} is not the first to go");
+    }
+    show_times(cluster);
+    assert!(
+        message.starts_with("The node was low on resource: memory. Threshold quantity: ")
+            && message.contains(", available: ")
+            && message.contains(". Container c was using ")
+            && message.ends_with("request is 16Mi, has larger consumption of memory. "),
+        "{message}"
+    );
+    assert_eq!(condition(&hog, "DisruptionTarget"), "True");
+    let event = cluster.until_event("Evicted", "The node was low on resource: memory").await;
+    let annotations = event.metadata.annotations.unwrap();
+    assert_eq!(annotations["starved_resource"], "memory");
+    assert_eq!(annotations["offending_containers"], "c");
+    assert!(annotations.contains_key("offending_containers_usage"));
+    cluster.until_event("EvictionThresholdMet", "Attempting to reclaim memory").await;
+    if !has_room() {
+        eprintln!("others took the memory: no calm is awaited");
+        return;
+    }
+    let calm = until_condition(cluster, "MemoryPressure", "False").await;
+    assert_eq!(calm.reason.as_deref(), Some("KubeletHasSufficientMemory"));
+    for name in ["guaranteed", "modest"] {
+        let pod = cluster.pod(name).await;
+        assert_eq!((phase(&pod), condition(&pod, "Ready").as_str()), ("Running", "True"), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn memory_pressure_ends_the_pod_that_takes_more_than_it_asked_for() {
+    let available = available_memory();
+    let room = (available / 3).min(1024 * MI);
+    let threshold = available - room;
+    let amount = format!("{}Mi", threshold / MI);
+    let mut cluster = Cluster::start_with(hard(json!({"memory.available": amount}))).await;
+    hog_among_others(&mut cluster, || available_memory() > threshold + room / 2).await;
+}
+
+#[tokio::test]
+async fn pods_that_fill_what_all_of_them_may_use_are_ended_before_the_kernel_does() {
+    const ALLOCATABLE: u64 = 400 * MI;
+    let mut config = hard(json!({"memory.available": "150Mi"}));
+    config["kubeReserved"] = json!({"memory": (total_memory() - ALLOCATABLE).to_string()});
+    config["kernelMemcgNotification"] = json!(true);
+    let mut cluster = Cluster::start_with(config).await;
+    wait_until(PATIENCE, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
+    let group = Path::new(cluster.host.cgroup_root().trim_start_matches('/')).join("kubepods");
+    for limit in ["memory.max", "memory.limit_in_bytes"] {
+        let file = cgroup_file("memory", &group.join(limit));
+        if file.exists() {
+            fs::write(&file, ALLOCATABLE.to_string()).unwrap();
+        }
+    }
+    hog_among_others(&mut cluster, || true).await;
+    let log = cluster.node.daemon().log();
+    assert!(log.contains("allocatableMemory.available"), "it was the pods' memory");
+}
+
+#[tokio::test]
+async fn pods_that_store_more_than_their_limits_are_ended() {
+    let cluster = Cluster::start().await;
+    let limit = |size: &str| json!({"ephemeral-storage": size});
+    let write = |megabytes: u32, to: &str| {
+        format!("dd if=/dev/zero of={to} bs=1M count={megabytes}; {FOREVER}")
+    };
+    cluster.create("layer", asks(&write(30, "/x"), json!({}), limit("10Mi"))).await;
+    let print = format!("yes 0123456789abcdef | head -c 8000000; {FOREVER}");
+    let mut logs = asks(&print, json!({}), limit("5Mi"));
+    let mut other = container("d", FOREVER);
+    other["resources"] = json!({"limits": limit("100Mi")});
+    logs["containers"].as_array_mut().unwrap().push(other);
+    cluster.create("logs", logs).await;
+    let on_volume = |megabytes: u32| {
+        let mut spec = asks(&write(megabytes, "/v/x"), json!({}), limit("100Mi"));
+        spec["volumes"] = json!([{"name": "v", "emptyDir": {"sizeLimit": "5Mi"}}]);
+        spec["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+        spec
+    };
+    cluster.create("volume", on_volume(12)).await;
+    cluster.create("frugal", on_volume(2)).await;
+    for (name, expected) in [
+        ("volume", "Usage of EmptyDir volume \"v\" exceeds the limit \"5Mi\". "),
+        ("logs", "Container c exceeded its local ephemeral storage limit \"5Mi\". "),
+        ("layer", "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "),
+    ] {
+        let (pod, message) = until_evicted(&cluster, name).await;
+        assert_eq!(message, expected);
+        assert_eq!(condition(&pod, "DisruptionTarget"), "", "it was its own fault");
+        cluster.until_event("Evicted", expected).await;
+    }
+    assert_eq!(phase(&cluster.pod("frugal").await), "Running");
+}
+
+/// A file system in a file, unmounted in any case.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn mount(host: &Host, mebibytes: u64, at: PathBuf) -> Self {
+        let image = host.dir().join("disk.img");
+        fs::create_dir_all(&at).unwrap();
+        fs::File::create(&image).unwrap().set_len(mebibytes * MI).unwrap();
+        let run = |program: &str, args: &[&str], paths: &[&Path]| {
+            let done = Command::new(program).args(args).args(paths).output().unwrap();
+            assert!(done.status.success(), "{program}: {done:?}");
+        };
+        run("mkfs.ext4", &["-q", "-F", "-m0"], &[&image]);
+        run("mount", &["-o", "loop"], &[&image, &at]);
+        Self(at)
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).output();
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_ends_the_pod_that_filled_it() {
+    let host = Host::start().expect("a host");
+    // Where the node has its root directory.
+    let disk = Disk::mount(&host, 256, host.dir().join("node/root"));
+    let mut cluster = Cluster::on(host, hard(json!({"nodefs.available": "100Mi"}))).await;
+    let on_volume = |text: &str| {
+        let mut spec = script(text);
+        spec["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
+        spec["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+        spec
+    };
+    let stores = format!("dd if=/dev/zero of=/v/x bs=1M count=20; {FOREVER}");
+    cluster.create("stores", on_volume(&stores)).await;
+    cluster.until_ready("stores").await;
+    let fills = format!("dd if=/dev/zero of=/v/x bs=1M count=160; {FOREVER}");
+    cluster.create("fills", on_volume(&fills)).await;
+    let pressure = until_condition(&cluster, "DiskPressure", "True").await;
+    assert_eq!(pressure.reason.as_deref(), Some("KubeletHasDiskPressure"));
+    let (pod, message) = until_evicted(&cluster, "fills").await;
+    show_times(&mut cluster);
+    assert!(
+        message.starts_with(
+            "The node was low on resource: ephemeral-storage. Threshold quantity: 100Mi, available: "
+        ),
+        "{message}"
+    );
+    assert_eq!(condition(&pod, "DisruptionTarget"), "True");
+    let calm = until_condition(&cluster, "DiskPressure", "False").await;
+    assert_eq!(calm.reason.as_deref(), Some("KubeletHasNoDiskPressure"));
+    assert_eq!(phase(&cluster.pod("stores").await), "Running");
+    for name in ["stores", "fills"] {
+        cluster.delete(name).await;
+        cluster.until_gone(name).await;
+    }
+    let Cluster { node, apiserver, host, .. } = cluster;
+    drop((node, disk, apiserver));
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn critical_pods_stay() {
+    let manifest = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "static"},
+        "spec": script(FOREVER),
+    });
+    let host = Host::start().expect("a host");
+    let manifests = longshore_testkit::Node::manifests_on(&host);
+    fs::create_dir_all(&manifests).unwrap();
+    fs::write(manifests.join("static.json"), manifest.to_string()).unwrap();
+    // There is always less.
+    let threshold = format!("{}Mi", total_memory() / MI - 1);
+    let mut cluster = Cluster::on(host, hard(json!({"memory.available": threshold}))).await;
+    until_condition(&cluster, "MemoryPressure", "True").await;
+    let name = format!("static-{}", cluster.host.name());
+    cluster.until_ready(&name).await;
+    cluster.until_event("EvictionThresholdMet", "memory").await;
+    let daemon = cluster.node.daemon();
+    let log = wait_until(PATIENCE, "the pod is spared", async || {
+        let log = daemon.log();
+        log.contains("the pod is critical and stays").then_some(log).ok_or("not yet")
+    });
+    let log = log.await.unwrap();
+    assert_eq!(phase(&cluster.pod(&name).await), "Running");
+    let attempts = log.matches("Attempting to reclaim memory").count();
+    assert!(attempts < 10, "{attempts} attempts to do what cannot be done");
+}
