@@ -204,17 +204,17 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         handlers,
         settings: settings.clone(),
     });
+    let parts = gc::Parts {
+        cri: runtime.clone(),
+        observer: observer.clone(),
+        desired: desired.clone(),
+        status: status.clone(),
+        recorder: recorder.clone(),
+        pods: pods.clone(),
+    };
+    let (containers, images) = gc::collectors(&config, parts);
     if !once {
-        let parts = gc::Parts {
-            cri: runtime.clone(),
-            observer: observer.clone(),
-            desired: desired.clone(),
-            status: status.clone(),
-            recorder: recorder.clone(),
-            pods: pods.clone(),
-        };
-        let (containers, images) = gc::collectors(&config, parts);
-        rooms.open(containers.run());
+        rooms.open(containers.clone().run());
         rooms.open(images.run());
     }
     let tools = Arc::new(Tools {
@@ -230,6 +230,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         max_restart_delay: max_restart_delay(&config),
         gates: pod_gates(&config),
         places: Places::default(),
+        garbage: containers,
         admission: admission::facts(&config, &runtime).await?,
     });
     let pool = Pool::new(tools, desired.clone());

@@ -55,6 +55,8 @@ pub struct Tools {
     pub gates: Gates,
     /// How many pods are in the making at once.
     pub places: Places,
+    /// What removes runs that are not kept.
+    pub garbage: crate::gc::Containers,
     /// What decides whether a pod is taken in.
     pub admission: longshore_pod::admission::Node,
 }
