@@ -272,6 +272,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         max_restart_delay: max_restart_delay(&config),
         gates: pod_gates(&config),
         places: Places::default(),
+        garbage: collectors.containers.clone(),
         admission,
     });
     let pool = Pool::new(tools, desired.clone(), ender);

@@ -250,7 +250,7 @@ pub fn initial_node(config: &Config) -> Node {
         addresses: None,
         runtime: &RuntimeHealth::default(),
         pleg: None,
-        pressure: Pressure::default(),
+        pressure: inputs::Pressure::default(),
         images: &[],
         now: Timestamp::now(),
     };

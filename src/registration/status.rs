@@ -10,9 +10,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use longshore_pod::eviction::NodePressure as Pressure;
 
-use super::inputs::RuntimeHealth;
+use super::inputs::{Pressure, RuntimeHealth};
 use super::machine::Machine;
 use crate::config::{Config, KUBERNETES_VERSION, go_arch};
 use crate::resources::allocatable::{self, Amounts};

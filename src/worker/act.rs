@@ -60,7 +60,10 @@ impl Hands {
         self.tools.runtime.adopt(&self.pod).await;
         match recall.run_until_cancelled(self.mounted()).await {
             None => Outcome::Recalled,
-            Some(Ok(mounts)) => Outcome::Mounted(mounts),
+            Some(Ok(mounts)) => {
+                self.tools.garbage.tidy(self.uid()).await;
+                Outcome::Mounted(mounts)
+            }
             Some(Err(failure)) => Outcome::Failed(failure),
         }
     }
@@ -227,6 +230,7 @@ impl Hands {
             Some(started) => started,
         };
         self.place.give_back();
+        self.tools.garbage.tidy(self.uid()).await;
         match started {
             Ok(()) => Outcome::Started(start.name),
             Err(_) if self.is_lost(&sandbox.id).await => Outcome::SandboxLost(start.name),

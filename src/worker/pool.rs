@@ -59,6 +59,8 @@ pub struct Tools {
     pub places: Places,
     /// What pods have been given.
     pub allocation: Allocation,
+    /// What removes runs that are not kept.
+    pub garbage: crate::gc::Containers,
     /// What decides whether a pod is taken in.
     pub admission: Admission,
 }

@@ -7,9 +7,7 @@ mod tests;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::Mutex as SyncMutex;
-use std::sync::PoisonError;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -18,7 +16,6 @@ use k8s_openapi::jiff::Timestamp;
 use longshore_cri::Runtime;
 use longshore_pod::status::is_final;
 use longshore_pod::{observed, spec};
-use tokio::sync::Mutex;
 use tracing::{debug, info, warn};
 
 pub(super) use plan::Policy;
@@ -72,8 +69,8 @@ pub struct Containers {
 
 struct Shared {
     parts: Parts,
-    /// Held by the round that goes on: two would get in each other's way.
-    turn: Mutex<()>,
+    /// What is being removed, by id: runtimes refuse to remove a thing twice at once.
+    claimed: Mutex<HashSet<String>>,
 }
 
 /// What a round is for.
@@ -89,7 +86,7 @@ impl Containers {
     /// A collector that works with these parts, once [`run`](Self::run) or
     /// [`delete_dead_containers`](Self::delete_dead_containers) is called.
     pub(super) fn new(parts: Parts) -> Self {
-        Self { shared: Arc::new(Shared { parts, turn: Mutex::default() }) }
+        Self { shared: Arc::new(Shared { parts, claimed: Mutex::default() }) }
     }
 
     /// Collect each minute, as soon as it is known what runs and what should. Never ends.
@@ -134,44 +131,60 @@ impl Containers {
         if !*parts.desired.synced().borrow() || parts.observer.relisted().borrow().is_none() {
             return Err(Error::Early);
         }
-        let _turn = self.shared.turn.lock().await;
         let mut policy = parts.policy;
         if purpose == Purpose::Room {
             policy.min_age = Duration::ZERO;
         }
-        let subjects = self.subjects(purpose);
-        let removals = plan(&subjects, &policy, Timestamp::now());
-        let (runs, sandboxes): (Vec<_>, Vec<_>) =
-            removals.into_iter().partition(|removal| matches!(removal, Removal::Run(..)));
+        let pods = parts.observer.all().into_iter();
+        let subjects: Vec<Subject> = pods.filter_map(|pod| self.subject(pod, purpose)).collect();
+        let mut errors = self.remove_all(&subjects, &policy).await;
+        errors.extend(self.remove_logs().await.err().map(|error| error.to_string()));
+        if errors.is_empty() { Ok(()) } else { Err(Error::Left(errors)) }
+    }
+
+    /// Remove what the policy does not keep of one pod, as when it has got a new run: its worker
+    /// does not wait a minute for that. What stays is told by the next round.
+    pub async fn tidy(&self, uid: &str) {
+        let parts = &self.shared.parts;
+        let subject = parts.observer.pod(uid).and_then(|pod| self.subject(pod, Purpose::Policy));
+        self.remove_all(subject.as_slice(), &Policy { total: None, ..parts.policy }).await;
+    }
+
+    /// Remove what the policy does not keep of these pods; gives what went wrong.
+    async fn remove_all(&self, pods: &[Subject], policy: &Policy) -> Vec<String> {
+        let (runs, sandboxes): (Vec<_>, Vec<_>) = plan(pods, policy, Timestamp::now())
+            .into_iter()
+            .partition(|removal| matches!(removal, Removal::Run(..)));
         if !runs.is_empty() || !sandboxes.is_empty() {
             debug!(containers = runs.len(), sandboxes = sandboxes.len(), "dead, and not kept");
         }
         let failed = Failures::default();
         for_each(runs, |removal| self.remove(removal, &failed)).await;
         for_each(sandboxes, |removal| self.remove(removal, &failed)).await;
-        let mut errors = failed.errors();
-        errors.extend(self.remove_logs().await.err().map(|error| error.to_string()));
-        if errors.is_empty() { Ok(()) } else { Err(Error::Left(errors)) }
+        failed.errors()
     }
 
-    /// The pods that this node should run. What others made is not among them; what is left of
-    /// pods that are gone is the pool's to remove.
-    fn subjects(&self, purpose: Purpose) -> Vec<Subject> {
-        let pods = self.shared.parts.observer.all().into_iter();
-        let subject = |pod: Arc<observed::ObservedPod>| {
-            let fate = match fate(&self.shared.parts, &pod.uid)? {
-                fate if pod.is_active() && fate != Fate::Lives => Fate::Lives,
-                Fate::Ended if purpose == Purpose::Room => Fate::Spent,
-                fate => fate,
-            };
-            Some(Subject { pod, fate })
+    /// A pod that this node should run; `None` for others. What others made is not touched; what is
+    /// left of pods that are gone is the pool's to remove.
+    fn subject(&self, pod: Arc<observed::ObservedPod>, purpose: Purpose) -> Option<Subject> {
+        let fate = match fate(&self.shared.parts, &pod.uid)? {
+            fate if pod.is_active() && fate != Fate::Lives => Fate::Lives,
+            Fate::Ended if purpose == Purpose::Room => Fate::Spent,
+            fate => fate,
         };
-        pods.filter_map(subject).collect()
+        Some(Subject { pod, fate })
     }
 
     /// The next relist tells the observer, of all of them together.
     async fn remove(&self, removal: Removal<'_>, failed: &Failures) {
         let cri = &self.shared.parts.cri;
+        let (what, id, sandbox) = match removal {
+            Removal::Run(_, run) => ("container", &run.id, &run.sandbox_id),
+            Removal::Sandbox(_, sandbox) => ("sandbox", &sandbox.id, &sandbox.id),
+        };
+        let Some(_claim) = Claim::new(&self.shared.claimed, id) else {
+            return failed.keep(sandbox);
+        };
         let removed = async {
             match removal {
                 Removal::Run(pod, run) => {
@@ -190,10 +203,6 @@ impl Containers {
         };
         let removed: Result<(), runtime::Error> = removed.await;
         if let Err(error) = removed {
-            let (what, id, sandbox) = match removal {
-                Removal::Run(_, run) => ("container", &run.id, &run.sandbox_id),
-                Removal::Sandbox(_, sandbox) => ("sandbox", &sandbox.id, &sandbox.id),
-            };
             failed.note(sandbox, format!("failed to remove {what} {id:?}: {error}"));
         }
     }
@@ -241,9 +250,29 @@ async fn for_each<'a, F: Future<Output = ()>>(
     futures::stream::iter(removals).for_each_concurrent(PARALLEL, remove).await;
 }
 
+/// The right to remove a thing, until it is dropped.
+struct Claim<'a> {
+    claimed: &'a Mutex<HashSet<String>>,
+    id: &'a str,
+}
+
+impl<'a> Claim<'a> {
+    /// `None` if somebody else has it.
+    fn new(claimed: &'a Mutex<HashSet<String>>, id: &'a str) -> Option<Self> {
+        let mut ids = claimed.lock().unwrap_or_else(PoisonError::into_inner);
+        ids.insert(id.to_owned()).then_some(Self { claimed, id })
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.claimed.lock().unwrap_or_else(PoisonError::into_inner).remove(self.id);
+    }
+}
+
 /// What did not go in a round.
 #[derive(Default)]
-struct Failures(SyncMutex<Failed>);
+struct Failures(Mutex<Failed>);
 
 #[derive(Default)]
 struct Failed {
@@ -257,12 +286,16 @@ struct Failed {
 impl Failures {
     fn note(&self, sandbox: &str, error: String) {
         warn!(error, "garbage is not collected");
+        self.keep(sandbox);
         let mut failed = self.lock();
-        failed.sandboxes.insert(sandbox.to_owned());
         match failed.errors.len() < TOLD {
             true => failed.errors.push(error),
             false => failed.others += 1,
         }
+    }
+
+    fn keep(&self, sandbox: &str) {
+        self.lock().sandboxes.insert(sandbox.to_owned());
     }
 
     fn keeps(&self, sandbox: &str) -> bool {
@@ -276,7 +309,7 @@ impl Failures {
         errors
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Failed> {
+    fn lock(&self) -> MutexGuard<'_, Failed> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

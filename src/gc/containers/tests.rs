@@ -465,15 +465,15 @@ struct Fake(Arc<FakeState>);
 
 #[derive(Default)]
 struct FakeState {
-    containers: SyncMutex<BTreeMap<String, v1::Container>>,
+    containers: Mutex<BTreeMap<String, v1::Container>>,
     under_way: AtomicUsize,
     most: AtomicUsize,
     /// Not to be removed.
-    stuck: SyncMutex<String>,
+    stuck: Mutex<String>,
 }
 
 impl Fake {
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, v1::Container>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, v1::Container>> {
         self.0.containers.lock().unwrap()
     }
 }
@@ -601,6 +601,11 @@ async fn ten_thousand_go_a_few_at_a_time_and_others_stay() {
         assert!(started.elapsed() < Duration::from_secs(300), "only {} pods are seen", seen());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+
+    // One pod alone, as when its worker asks.
+    collector.tidy("uid-5").await;
+    let left = fake.lock().keys().filter(|id| id.starts_with("5/")).count();
+    assert_eq!((left, fake.lock().len() > PODS * RUNS), (1, true));
 
     let done = collector.delete_dead_containers().await;
     let Err(Error::Left(errors)) = done else { panic!("one would not go: {done:?}") };

@@ -274,7 +274,7 @@ impl RuntimeService for Fake {
         let conditions = ["RuntimeReady", "NetworkReady"].map(condition).to_vec();
         let config = json!({"sandboxImage": "reg.example/pause:1"}).to_string();
         Ok(Response::new(v1::StatusResponse {
-            status: Some(v1::RuntimeStatus { conditions, ..v1::RuntimeStatus::default() }),
+            status: Some(v1::RuntimeStatus { conditions }),
             info: [("config".to_owned(), config)].into(),
             ..v1::StatusResponse::default()
         }))

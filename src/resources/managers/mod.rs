@@ -98,6 +98,12 @@ struct Kept {
     trouble: Option<String>,
 }
 
+impl std::fmt::Debug for Managers {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Managers").field("active", &self.shared.is_some()).finish()
+    }
+}
+
 impl Managers {
     /// Set up the policies of the configuration, and go on from what was kept.
     ///
