@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{
     ContainerImage, NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures,
 };
 use longshore_cri::v1::{RuntimeCondition, StatusResponse, VersionResponse};
-pub use longshore_pod::eviction::NodePressure as Pressure;
+pub(super) use longshore_pod::eviction::NodePressure as Pressure;
 use tokio::sync::watch;
 
 /// How the container runtime is.
