@@ -260,7 +260,7 @@ impl<'a> Claim<'a> {
     /// `None` if somebody else has it.
     fn new(claimed: &'a Mutex<HashSet<String>>, id: &'a str) -> Option<Self> {
         let mut ids = claimed.lock().unwrap_or_else(PoisonError::into_inner);
-        ids.insert(id.to_owned()).then_some(Self { claimed, id })
+        ids.insert(id.to_owned()).then(|| Self { claimed, id })
     }
 }
 

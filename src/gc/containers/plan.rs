@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use longshore_pod::observed::{Container, ObservedPod, Sandbox};
+use longshore_pod::observed::{Container, ObservedPod, Sandbox, State};
 
 use crate::config::Config;
 
@@ -62,11 +62,19 @@ pub(super) enum Removal<'a> {
 struct Unit<'a> {
     pod: &'a ObservedPod,
     runs: Vec<&'a Container>,
+    /// Runs that never began, and never will: there is nothing to see of them.
+    unstarted: Vec<&'a Container>,
     /// Whether the first of them is needed: it tells the pod's worker what ran already.
     needed: bool,
 }
 
 impl<'a> Unit<'a> {
+    /// Give up what never began, whatever the policy.
+    fn clear(&mut self, removals: &mut Vec<Removal<'a>>) {
+        let pod = self.pod;
+        removals.extend(self.unstarted.drain(..).rev().map(|run| Removal::Run(pod, run)));
+    }
+
     /// Give up all but the newest few.
     fn shrink(&mut self, keep: usize, removals: &mut Vec<Removal<'a>>) {
         let keep = keep.max(usize::from(self.needed)).min(self.runs.len());
@@ -83,10 +91,13 @@ pub(super) fn plan<'a>(pods: &'a [Subject], policy: &Policy, now: Timestamp) -> 
     let pods = || pods.iter().filter(|subject| !subject.pod.partial);
     let mut units: Vec<Unit<'_>> = Vec::new();
     for subject in pods() {
-        let found = dead_runs(subject, policy.min_age, now);
-        match subject.fate {
-            Fate::Spent => found.for_each(|mut unit| unit.shrink(0, &mut removals)),
-            Fate::Lives | Fate::Ended => units.extend(found),
+        for mut unit in dead_runs(subject, policy.min_age, now) {
+            unit.clear(&mut removals);
+            match subject.fate {
+                Fate::Spent => unit.shrink(0, &mut removals),
+                Fate::Lives | Fate::Ended if unit.runs.is_empty() => {}
+                Fate::Lives | Fate::Ended => units.push(unit),
+            }
         }
     }
     if let Some(most) = policy.per_container {
@@ -134,11 +145,18 @@ fn dead_runs<'a>(
         if newest {
             seen.push(&run.name);
         }
-        if run.is_running() || now.duration_since(run.created_at) < min_age {
+        // The newest one that has yet to start does not count for the log of the one before.
+        let awaited = newest && run.state == State::Created && *fate == Fate::Lives;
+        if run.is_running() || awaited || now.duration_since(run.created_at) < min_age {
             continue;
         }
-        let fresh = || Unit { pod, runs: Vec::new(), needed: newest && *fate == Fate::Lives };
-        units.entry(&run.name).or_insert_with(fresh).runs.push(run);
+        let needed = newest && *fate == Fate::Lives;
+        let fresh = || Unit { pod, runs: Vec::new(), unstarted: Vec::new(), needed };
+        let unit = units.entry(&run.name).or_insert_with(fresh);
+        match run.state {
+            State::Created if !newest => unit.unstarted.push(run),
+            _ => unit.runs.push(run),
+        }
     }
     units.into_values()
 }

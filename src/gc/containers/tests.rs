@@ -62,14 +62,17 @@ fn sandbox(id: &str, age: i64, ready: bool) -> Sandbox {
     Sandbox { id: id.to_owned(), ready, created_at: at(age), ..Sandbox::default() }
 }
 
-/// `runs` as `name:age`, with a `+` behind one that runs; all in sandbox `<uid>-0`, which stands.
+/// `runs` as `name:age`, with a `+` behind one that runs and a `?` behind one that has yet to; all in sandbox `<uid>-0`, which stands.
 fn subject(uid: &str, fate: Fate, runs: &[&str]) -> Subject {
     let mut containers: Vec<Container> = runs
         .iter()
         .map(|text| {
-            let alive = text.ends_with('+');
-            let (name, age) = text.trim_end_matches('+').split_once(':').unwrap();
-            let state = if alive { running() } else { dead() };
+            let (name, age) = text.trim_end_matches(['+', '?']).split_once(':').unwrap();
+            let state = match text.chars().last() {
+                Some('+') => running(),
+                Some('?') => State::Created,
+                _ => dead(),
+            };
             let id = format!("{uid}/{name}:{age}");
             run(&id, name, &format!("{uid}-0"), age.parse().unwrap(), state)
         })
@@ -122,6 +125,18 @@ fn dead_runs_go_by_policy() {
             policy(0, 1, -1),
             pods(&[("a", Lives, &["c:1", "c:2", "d:5", "d:6"])]),
             &["a/c:2", "a/d:6"],
+        ),
+        (
+            "one that is about to start does not cost the log of the one before",
+            policy(0, 1, 1),
+            pods(&[("a", Lives, &["c:1?", "c:2", "c:3", "c:4"])]),
+            &["a/c:4", "a/c:3"],
+        ),
+        (
+            "nor does one that never will",
+            policy(0, 1, -1),
+            pods(&[("a", Lives, &["c:1+", "c:2?", "c:3"]), ("b", Ended, &["c:1", "c:2?"])]),
+            &["a/c:2", "b/c:2"],
         ),
         ("no limits", policy(0, -1, -1), pods(&[("a", Lives, &["c:1+", "c:2", "c:3"])]), &[]),
         (
@@ -310,8 +325,14 @@ proptest! {
         for Subject { pod, fate } in left.iter().filter(|subject| !subject.pod.partial) {
             for run in pod.containers.iter().filter(|run| !run.is_running() && !young(run)) {
                 prop_assert!(*fate != Fate::Spent);
-                *kept.entry((&pod.uid, &run.name)).or_default() += 1;
                 let newest = pod.newest(&run.name).unwrap();
+                if run.state == State::Created {
+                    prop_assert_eq!(&newest.id, &run.id);
+                    if *fate == Fate::Lives {
+                        continue;
+                    }
+                }
+                *kept.entry((&pod.uid, &run.name)).or_default() += 1;
                 needed += usize::from(*fate == Fate::Lives && newest.id == run.id);
             }
         }
@@ -331,12 +352,22 @@ proptest! {
                     _ => None,
                 });
                 let dead = !run.is_running() && !young(run) && !subject.pod.partial;
-                for gone in older.filter(|_| dead) {
+                for gone in older.filter(|gone| dead && gone.state != State::Created) {
                     prop_assert!(gone.created_at <= run.created_at);
                 }
             }
         }
     }
+}
+
+#[test]
+fn a_thing_is_claimed_by_one_at_a_time() {
+    let claimed = Mutex::default();
+    let first = Claim::new(&claimed, "a");
+    assert!(first.is_some() && Claim::new(&claimed, "a").is_none());
+    assert!(Claim::new(&claimed, "b").is_some());
+    drop(first);
+    assert!(Claim::new(&claimed, "a").is_some());
 }
 
 #[test]
