@@ -107,9 +107,10 @@ impl StaticPod {
 
     /// Takes the manifest away, and waits until no container of the pod is left.
     async fn remove(self) {
-        fs::remove_file(&self.file).unwrap();
-        let filter = format!("labels.\"io.kubernetes.pod.name\"=={}", self.name);
-        wait_until(PATIENCE, &format!("no container of {}", self.name), async || {
+        let name = self.name.clone();
+        drop(self);
+        let filter = format!("labels.\"io.kubernetes.pod.name\"=={name}");
+        wait_until(PATIENCE, &format!("no container of {name}"), async || {
             match ctr(&["containers", "ls", "-q", &filter]) {
                 none if none.is_empty() => Ok(()),
                 some => Err(some),
@@ -117,6 +118,13 @@ impl StaticPod {
         })
         .await
         .unwrap_or_else(|error| panic!("{error}\n{}", journal()));
+    }
+}
+
+impl Drop for StaticPod {
+    /// A test that failed leaves nothing that another would trip over.
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.file);
     }
 }
 

@@ -17,7 +17,7 @@ systemctl daemon-reload
 systemctl start containerd
 
 failed=
-# cases DRIVER PROGRAM TEST…: without a test, all of the program's.
+# One line of `cases`.
 cases() {
     driver=$1 program=$2
     shift 2
