@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use k8s_openapi::jiff::SignedDuration;
 use longshore_pod::deadline::{Deadline, deadline};
 use longshore_pod::observed::{ObservedPod, State};
 use longshore_pod::plan::{self, Kill, Plan, Reset, SandboxStep, Start, plan, usable_sandbox};
@@ -223,6 +224,7 @@ impl Task {
             let message = "Pod sandbox changed, it will be killed and re-created.";
             self.tools.announcer.pod(&self.pod, false, "SandboxChanged", message);
             self.steps.recall_all();
+            self.forgive_ends_with(observed, &lost.id);
         }
         let ended = self.stop_containers(observed, grace(&self.pod));
         let idle = self.steps.containers().next().is_none();
@@ -242,6 +244,19 @@ impl Task {
         }
         let (hands, old) = (self.hands(), self.to_stop(observed));
         self.steps.begin(Subject::Pod, |recall| hands.make_sandbox(old, attempt, volumes, recall));
+    }
+
+    /// Containers that ended when their sandbox was lost have not failed by themselves: they do not
+    /// wait before they start in the next.
+    fn forgive_ends_with(&mut self, observed: &ObservedPod, sandbox_id: &str) {
+        let now = Timestamp::now();
+        let ended_with = |name: &str| {
+            observed.newest(name).is_some_and(|run| {
+                let lately = run.finished_at().is_none_or(|at| now.duration_since(at) < LOSS);
+                run.sandbox_id == sandbox_id && lately
+            })
+        };
+        self.restarts.retain(|(name, _)| !ended_with(name));
     }
 
     fn wants_image(&self, name: &str) -> bool {
@@ -312,3 +327,5 @@ impl Task {
 }
 
 const CRASH_LOOP: &str = "CrashLoopBackOff";
+/// A sandbox that is stopped takes its containers with it within this time.
+const LOSS: SignedDuration = SignedDuration::from_secs(5);
