@@ -77,6 +77,14 @@ async fn assert_started_once(cluster: &Cluster, marks: &Path, names: &[String]) 
     }
 }
 
+/// How often the daemon has complained that it cannot see what runs of that pod.
+fn complaints(cluster: &mut Cluster, pod: &str) -> usize {
+    let log = cluster.node.daemon().log();
+    let about =
+        |line: &&str| line.contains("what runs of a pod cannot be seen") && line.contains(pod);
+    log.lines().filter(about).count()
+}
+
 fn threads(cluster: &mut Cluster) -> usize {
     let pid = cluster.node.daemon().pid();
     fs::read_dir(format!("/proc/{pid}/task")).unwrap().count()
@@ -157,11 +165,16 @@ async fn calls_that_fail_tarry_or_hang_for_one_pod_leave_the_others_alone() {
     }
     let after = threads(&mut cluster);
     assert!(after <= before + 2, "{before} threads, and then {after}");
-    let log = cluster.node.daemon().log();
-    let complaints = log.lines().filter(|line| {
-        line.contains("what runs of a pod cannot be seen") && line.contains("error-containerstatus")
-    });
-    assert_eq!(complaints.count(), 1, "a look that fails is told of once, with the pod's name");
+    wait_until(PATIENCE, "a look that fails is told of with the pod's name", async || {
+        match complaints(&mut cluster, "error-containerstatus") {
+            0 => Err("it is not".to_owned()),
+            _ => Ok(()),
+        }
+    })
+    .await
+    .unwrap();
+    cluster.until_event("FailedSync", "injected").await;
+    assert_eq!(complaints(&mut cluster, "error-containerstatus"), 1, "once");
 
     proxy.release_all();
     join_all(starting.iter().map(|name| cluster.until_ready(name))).await;

@@ -208,7 +208,7 @@ async fn a_state_of_another_policy_and_wrong_reservations_are_refused() {
     };
     for (config, expected) in [
         (with("reservedSystemCPUs", json!("")), "cpuManagerPolicy: the static policy requires"),
-        (with("reservedSystemCPUs", json!("4000")), "reservedSystemCPUs: 4000 is not a subset"),
+        (with("reservedSystemCPUs", json!("4000")), "reservedSystemCPUs: \"4000\" is not a subset"),
         (with("kubeReserved", json!({"memory": "1Gi"})), "reservedMemory: the total amount"),
         (with("cpuManagerPolicyOptions", json!({"quick": "true"})), "cpuManagerPolicyOptions: "),
         (with("memoryManagerPolicy", json!("static")), "memoryManagerPolicy: "),

@@ -139,7 +139,7 @@ mod tests {
         let reserved = reserved(&[
             "--kube-reserved=cpu=500m,memory=1Gi",
             "--system-reserved=cpu=250m,memory=512Mi,ephemeral-storage=10Gi",
-            "--eviction-hard=memory.available<512Mi,nodefs.available<10%",
+            "--eviction-hard=memory.available<512Mi,nodefs.available<25%",
         ]);
         let (ask, use_) = (allocatable(&machine(), &reserved), usable(&machine(), &reserved));
         assert_eq!((ask["cpu"], use_["cpu"]), (3250, 3250));
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!((ask["memory"], use_["memory"]), (5 * GIB * 1000, 13 * GIB / 2 * 1000));
         assert_eq!(
             (ask["ephemeral-storage"], use_["ephemeral-storage"]),
-            (80 * GIB * 1000, 90 * GIB * 1000)
+            (65 * GIB * 1000, 90 * GIB * 1000)
         );
         assert_eq!(ask["hugepages-2Mi"], GIB * 1000);
         assert!(faults(&machine(), &reserved).is_empty());

@@ -9,6 +9,7 @@ use longshore_pod::spec;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use tracing::debug;
 
+use super::cgroups::Cgroups;
 use crate::config::KubeletConfiguration;
 use crate::registration::Machine;
 
@@ -29,11 +30,11 @@ pub struct Swap {
 
 impl Swap {
     /// As the config says, on this machine.
-    pub fn new(settings: &KubeletConfiguration, machine: &Machine, unified: bool) -> Self {
+    pub fn new(settings: &KubeletConfiguration, machine: &Machine, cgroups: &Cgroups) -> Self {
         let bytes = |amount| i64::try_from(amount).unwrap_or(i64::MAX);
         Self {
-            controller: has_controller(unified),
-            unified,
+            controller: cgroups.count_swap(),
+            unified: cgroups.is_unified(),
             limited: settings.memory_swap.swap_behavior == "LimitedSwap",
             memory: bytes(machine.memory),
             swap: bytes(machine.swap),
@@ -75,17 +76,6 @@ impl Swap {
         }
         (request as f64 / self.memory as f64 * self.swap as f64) as i64
     }
-}
-
-/// Whether the kernel counts swap by cgroup.
-fn has_controller(unified: bool) -> bool {
-    if !unified {
-        return Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists();
-    }
-    // The root has no such file: any other cgroup tells, such as our own.
-    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    Path::new("/sys/fs/cgroup").join(own).join("memory.swap.max").exists()
 }
 
 /// Whether the machine swaps.

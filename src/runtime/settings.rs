@@ -95,7 +95,7 @@ impl Settings {
             stop_signals: config.gates.enabled("ContainerStopSignals"),
             oom_kills_group: cgroups.is_unified() && whole_group,
             user_ids: user_ids(kubelet)?,
-            swap: Swap::new(kubelet, machine, cgroups.is_unified()),
+            swap: Swap::new(kubelet, machine, &cgroups),
             memory_qos: memory_qos.then(|| MemoryQos {
                 tiered: kubelet.memory_reservation_policy == "TieredReservation",
                 throttling_factor: kubelet.memory_throttling_factor,

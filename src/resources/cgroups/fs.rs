@@ -112,6 +112,19 @@ impl Fs {
         }
     }
 
+    /// Whether the kernel counts swap. The root of v2 does not say so: `path` is any other cgroup,
+    /// or our own is asked.
+    pub(super) fn counts_swap(&self, path: &Path) -> bool {
+        let Some(tree) = self.hierarchies.tree("memory") else { return false };
+        if !self.hierarchies.unified {
+            return tree.root.join("memory.memsw.limit_in_bytes").exists();
+        }
+        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default();
+        let asked = [path, Path::new(own)].into_iter();
+        asked.map(|path| join(&tree.root, path)).any(|dir| dir.join("memory.swap.max").exists())
+    }
+
     /// Bytes of memory that a cgroup uses.
     pub(super) fn memory_usage(&self, path: &Path) -> Option<u64> {
         let tree = self.hierarchies.tree("memory")?;

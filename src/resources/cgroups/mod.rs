@@ -208,6 +208,12 @@ impl Cgroups {
         self.shared.fs.hierarchies.unified
     }
 
+    /// Whether the kernel counts the swap of pods.
+    pub fn count_swap(&self) -> bool {
+        let shared = &self.shared;
+        shared.fs.counts_swap(Path::new(&shared.root.path(shared.driver)))
+    }
+
     /// The parent that the runtime is told for a pod's cgroups: a path from the hierarchies' roots
     /// down, whichever driver made it. Empty to leave it to the runtime.
     pub fn parent_of(&self, pod: &Pod) -> String {
