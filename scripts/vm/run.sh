@@ -20,7 +20,13 @@ timeout "${VM_TIMEOUT:-1200}" qemu-system-x86_64 \
     -nic none -display none -monitor none -serial "file:$scratch/serial" -no-reboot &
 vm=$!
 tail -n +1 -f --pid="$vm" "$scratch/serial" 2>/dev/null &
-wait "$vm" || { echo "vm: the guest did not power off in time"; exit 1; }
+ended=0
+wait "$vm" || ended=$?
+case $ended in
+0) ;;
+124) echo "vm: the guest did not power off in time" && exit 1 ;;
+*) echo "vm: qemu ended with $ended" && exit 1 ;;
+esac
 code=$(sed -n 's/.*vm: payload exit \([0-9]*\).*/\1/p' "$scratch/serial" | tail -1)
 [ -n "$code" ] || { echo "vm: the payload never ended"; exit 1; }
 exit "$code"

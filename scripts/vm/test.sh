@@ -12,7 +12,7 @@ trap 'exit 1' INT TERM
 programs=$(sed -n 's/^ *cases [^ ]* \([a-z_]*\).*/\1/p' "$cases" | sort -u)
 # As `make test` builds them, so that nothing is compiled twice.
 # shellcheck disable=SC2046 # words
-cargo test --workspace --no-run --message-format=json $(printf -- '--test %s\n' $programs) >"$payload/built"
+cargo test --workspace --no-run --message-format=json-render-diagnostics $(printf -- '--test %s\n' $programs) >"$payload/built"
 mkdir -p "$payload/bin" "$payload/tests"
 for program in longshore longshore-apiserver; do
     strip -o "$payload/bin/$program" "$bin/$program"
