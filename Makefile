@@ -8,7 +8,7 @@ export CARGO_TARGET_DIR ?= $(CACHE)/target
 # Where the programs and tools of root are, whatever shell called us.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help run test vm-test lint fmt bench clean-host
+.PHONY: help run test vm-test vm-bench lint fmt bench clean-host
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -30,6 +30,12 @@ vm-test: ## run the cases that need cgroup v2 and systemd, in a virtual machine;
 	cargo build --workspace --bins
 	@scripts/vm/image.sh "$(CACHE)/vm"
 	@scripts/vm/test.sh "$(CACHE)/vm" "$$CARGO_TARGET_DIR/debug"
+
+vm-bench: ## measure in the virtual machine how soon a node that runs short of memory acts
+	@scripts/install-deps.sh vm
+	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-bench
+	@scripts/vm/image.sh "$(CACHE)/vm"
+	@VM_CASES=scripts/vm/bench scripts/vm/test.sh "$(CACHE)/vm" "$$CARGO_TARGET_DIR/release"
 
 lint: ## formatting, clippy, licences and bans
 	cargo fmt --all --check

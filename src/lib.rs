@@ -6,6 +6,7 @@ pub mod config;
 pub mod desired;
 pub mod events;
 pub mod eviction;
+mod files;
 pub mod gc;
 pub mod handlers;
 pub mod health;

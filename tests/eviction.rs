@@ -12,7 +12,7 @@ use std::process::Command;
 use common::{Cluster, FOREVER, PATIENCE, condition, container, phase, script, uid};
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Pod};
 use kube::api::Api;
-use longshore_testkit::{Host, wait_until};
+use longshore_testkit::{Host, available_memory, cgroup_file, total_memory, wait_until};
 use serde_json::{Value, json};
 
 const MI: u64 = 1 << 20;
@@ -20,39 +20,6 @@ const MI: u64 = 1 << 20;
 /// Takes 8 MiB of memory at a time once the file is there, until somebody stops it.
 const HOG: &str = "while [ ! -e /v/go ]; do sleep 0.05; done; i=0; while :; do i=$((i+1)); \
                    eval \"v$i=\\$(head -c 8388608 /dev/zero | tr '\\\\0' x)\"; sleep 0.02; done";
-
-fn cgroup_file(v1_controller: &str, name: &Path) -> PathBuf {
-    let root = Path::new("/sys/fs/cgroup");
-    match root.join("cgroup.controllers").exists() {
-        true => root.join(name),
-        false => root.join(v1_controller).join(name),
-    }
-}
-
-fn value(text: &str, key: &str) -> Option<u64> {
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix(key));
-    lines.find_map(|rest| rest.trim().trim_end_matches(" kB").parse().ok())
-}
-
-fn total_memory() -> u64 {
-    value(&fs::read_to_string("/proc/meminfo").unwrap(), "MemTotal:").unwrap() * 1024
-}
-
-/// What the node counts as available: all but what is in use and cannot just be dropped.
-fn available_memory() -> u64 {
-    let stat = fs::read_to_string(cgroup_file("memory", Path::new("memory.stat"))).unwrap();
-    let usage = cgroup_file("memory", Path::new("memory.usage_in_bytes"));
-    let used = match fs::read_to_string(usage) {
-        Ok(usage) => {
-            usage.trim().parse::<u64>().unwrap() - value(&stat, "total_inactive_file ").unwrap()
-        }
-        Err(_) => {
-            let of = |key| value(&stat, key).unwrap();
-            of("anon ") + of("file ") - of("inactive_file ")
-        }
-    };
-    total_memory() - used
-}
 
 /// Thresholds that nothing meets but those given.
 fn hard(thresholds: Value) -> Value {
@@ -160,19 +127,19 @@ async fn hog_among_others(cluster: &mut Cluster, has_room: impl Fn() -> bool) {
 
 #[tokio::test]
 async fn memory_pressure_ends_the_pod_that_takes_more_than_it_asked_for() {
-    let available = available_memory();
+    let available = available_memory().unwrap();
     let room = (available / 3).min(1024 * MI);
     let threshold = available - room;
     let amount = format!("{}Mi", threshold / MI);
     let mut cluster = Cluster::start_with(hard(json!({"memory.available": amount}))).await;
-    hog_among_others(&mut cluster, || available_memory() > threshold + room / 2).await;
+    hog_among_others(&mut cluster, || available_memory().unwrap() > threshold + room / 2).await;
 }
 
 #[tokio::test]
 async fn pods_that_fill_what_all_of_them_may_use_are_ended_before_the_kernel_does() {
     const ALLOCATABLE: u64 = 400 * MI;
     let mut config = hard(json!({"memory.available": "150Mi"}));
-    config["kubeReserved"] = json!({"memory": (total_memory() - ALLOCATABLE).to_string()});
+    config["kubeReserved"] = json!({"memory": (total_memory().unwrap() - ALLOCATABLE).to_string()});
     config["kernelMemcgNotification"] = json!(true);
     let mut cluster = Cluster::start_with(config).await;
     wait_until(PATIENCE, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
@@ -298,7 +265,7 @@ async fn critical_pods_stay() {
     fs::create_dir_all(&manifests).unwrap();
     fs::write(manifests.join("static.json"), manifest.to_string()).unwrap();
     // There is always less.
-    let threshold = format!("{}Mi", total_memory() / MI - 1);
+    let threshold = format!("{}Mi", total_memory().unwrap() / MI - 1);
     let mut cluster = Cluster::on(host, hard(json!({"memory.available": threshold}))).await;
     until_condition(&cluster, "MemoryPressure", "True").await;
     let name = format!("static-{}", cluster.host.name());

@@ -36,6 +36,13 @@ cases() {
     echo "vm: $program, driver $driver: $(($(date +%s) - start)) s"
 }
 
+# A run of the benchmark: bench DRIVER FLAG…
+bench() {
+    driver=$1
+    shift
+    LONGSHORE_CGROUP_DRIVER=$driver bin/longshore-bench "$@" || failed="$failed $driver/bench"
+}
+
 echo "vm: $(stat -fc %T /sys/fs/cgroup), $(uname -r), $(containerd --version | cut -d' ' -f3), $(systemctl --version | head -1)"
 . ./cases
 [ -z "$failed" ] || {

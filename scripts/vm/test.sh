@@ -12,16 +12,16 @@ trap 'exit 1' INT TERM
 programs=$(sed -n 's/^ *cases [^ ]* \([a-z_]*\).*/\1/p' "$cases" | sort -u)
 # As `make test` builds them, so that nothing is compiled twice.
 # shellcheck disable=SC2046 # words
-cargo test --workspace --no-run --message-format=json-render-diagnostics $(printf -- '--test %s\n' $programs) >"$payload/built"
+[ -z "$programs" ] || cargo test --workspace --no-run --message-format=json-render-diagnostics $(printf -- '--test %s\n' $programs) >"$payload/built"
 mkdir -p "$payload/bin" "$payload/tests"
-for program in longshore longshore-apiserver; do
+for program in longshore longshore-apiserver longshore-bench; do
     strip -o "$payload/bin/$program" "$bin/$program"
 done
 for program in $programs; do
     built=$(sed -n "s|.*\"executable\":\"\([^\"]*/$program-[0-9a-f]*\)\".*|\1|p" "$payload/built" | tail -1)
     strip -o "$payload/tests/$program" "$built"
 done
-rm "$payload/built"
+rm -f "$payload/built"
 cp "$cases" "$payload/cases"
 cp -r "$here/node" "$here/../../systemd/longshore.service" "$payload"
 install -m 755 "$here/payload.sh" "$payload/run.sh"

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use super::{FeatureGates, KubeletConfiguration, quantities};
+use longshore_topology::CpuSet;
+
+use super::{FeatureGates, KubeletConfiguration};
 use crate::resources::cgroups::is_unified;
 
 impl KubeletConfiguration {
@@ -55,8 +57,8 @@ fn faults_on(settings: &KubeletConfiguration, unified: bool, online: &str) -> Ve
         !unified && settings.memory_swap.swap_behavior == "LimitedSwap",
         "memorySwap.swapBehavior: LimitedSwap is only supported with cgroup v2, and this host uses v1",
     );
-    if let (Some(reserved), Some(online)) =
-        (quantities::cpus(&settings.reserved_system_cpus), quantities::cpus(online))
+    let cpus = |list: &str| list.parse::<CpuSet>();
+    if let (Ok(reserved), Ok(online)) = (cpus(&settings.reserved_system_cpus), cpus(online))
         && !reserved.is_subset(&online)
     {
         faults.push(format!(

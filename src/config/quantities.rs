@@ -1,11 +1,12 @@
 //! What is held back from pods: `kubeReserved` and `systemReserved`, read from their texts once, and
 //! what hard eviction keeps free. All amounts are in thousandths of their unit.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_pod::eviction::{Amount, Signal, Threshold};
 use longshore_pod::qos::milli;
+use longshore_topology::CpuSet;
 
 use super::KubeletConfiguration;
 
@@ -42,16 +43,13 @@ impl Reserved {
             eviction: eviction.collect(),
         };
         if !settings.reserved_system_cpus.is_empty() {
-            match cpus(&settings.reserved_system_cpus) {
+            match settings.reserved_system_cpus.parse::<CpuSet>() {
                 // the explicit list stands in for both amounts
-                Some(cpus) => {
+                Ok(cpus) => {
                     reserved.kube.remove("cpu");
                     reserved.system.insert("cpu".to_owned(), cpus.len() as i128 * 1000);
                 }
-                None => errors.push(format!(
-                    "reservedSystemCPUs: {:?} is no list of CPUs such as \"0-3,8\"",
-                    settings.reserved_system_cpus
-                )),
+                Err(error) => errors.push(format!("reservedSystemCPUs: {error}")),
             }
         }
         if errors.is_empty() { Ok(reserved) } else { Err(errors) }
@@ -111,19 +109,4 @@ fn amounts(
         }
     }
     amounts
-}
-
-/// The CPUs that a list such as `0-3,8` names; `None` if it is no such list.
-pub(super) fn cpus(list: &str) -> Option<BTreeSet<u32>> {
-    let mut cpus = BTreeSet::new();
-    for item in list.split(',') {
-        let (first, last) = item.split_once('-').unwrap_or((item, item));
-        let (first, last): (u32, u32) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-        // no machine has more: a bound on the work that a bad list can ask for
-        if first > last || last > 8192 {
-            return None;
-        }
-        cpus.extend(first..=last);
-    }
-    Some(cpus)
 }

@@ -421,14 +421,6 @@ fn eviction_is_read_from_all_its_fields() {
             "evictionSoftGracePeriod[pid.available]: \"soon\"",
         ),
         (
-            &[
-                "--eviction-hard=memory.available<1Gi",
-                "--eviction-soft=memory.available<1Mi",
-                "--eviction-soft-grace-period=memory.available=1s",
-            ],
-            "evictionSoft[memory.available]: \"1Mi\" must not be less than",
-        ),
-        (
             &["--eviction-pressure-transition-period=-1s"],
             "evictionPressureTransitionPeriod: -1s must not be negative",
         ),

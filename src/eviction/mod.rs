@@ -22,10 +22,10 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use longshore_pod::eviction::{NodePressure, Tracker};
+use longshore_pod::eviction::{NodePressure, Tracker, pointless};
 use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
-use tracing::info;
+use tracing::{info, warn};
 
 use self::evictor::Evictor;
 use self::look::Looker;
@@ -88,6 +88,10 @@ pub struct Parts {
 /// Watch over the node. Never ends; drop it to stop.
 pub async fn run(config: Arc<Config>, parts: Parts) {
     let Parts { stats, desired, observer, ender, recorder, reclaim, pressure } = parts;
+    for signal in pointless(&config.eviction.thresholds) {
+        let signal = signal.as_str();
+        warn!(signal, "evictionSoft means nothing there: it is less than evictionHard");
+    }
     let announcer = Announcer::new(recorder.clone());
     let evictor = Evictor::new(desired, observer, ender, announcer, &config.root_dir);
     let relief = Relief {

@@ -8,7 +8,5 @@ pub mod managers;
 pub mod memory_qos;
 mod start;
 pub mod swap;
-mod usage;
 
 pub use self::start::{Error, start};
-pub use self::usage::memory as memory_usage;

@@ -4,8 +4,7 @@ use std::path::Path;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use longshore_cri::v1::LinuxContainerResources;
-use longshore_pod::qos::{self, QosClass, units_of};
-use longshore_pod::spec;
+use longshore_pod::qos::{self, units_of};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use tracing::debug;
 
@@ -61,16 +60,11 @@ impl Swap {
         }
     }
 
-    /// A container's part of the swap: as large as its part of the memory. Nothing for pods that
-    /// must not slow down, and for containers that say exactly what they need or nothing at all.
+    /// A container's part of the swap: as large as its part of the memory.
     fn limit(&self, pod: &Pod, container: &Container) -> i64 {
         let request = units_of(qos::requests(container), "memory");
-        let limit = units_of(qos::limits(container), "memory");
-        let swaps = self.limited
-            && !spec::is_critical(pod)
-            && qos::class(pod) == QosClass::Burstable
-            && request != limit
-            && (0..=self.memory).contains(&request);
+        let swaps =
+            self.limited && qos::may_swap(pod, container) && (0..=self.memory).contains(&request);
         if !swaps || self.memory == 0 {
             return 0;
         }

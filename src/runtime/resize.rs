@@ -6,7 +6,6 @@ use longshore_pod::spec;
 use tracing::debug;
 
 use super::{Error, PodRuntime, describe, resources};
-use crate::resources::memory_usage;
 
 impl PodRuntime {
     /// Have a running container run with the resources of its spec.
@@ -49,7 +48,8 @@ impl PodRuntime {
 
     /// The memory that the pod uses, in bytes.
     pub fn memory_of_pod(&self, pod: &Pod) -> Result<i64, Error> {
-        Ok(memory_usage(&self.settings.cgroups, pod)?)
+        let bytes = self.settings.cgroups.memory_of(pod)?;
+        Ok(i64::try_from(bytes).unwrap_or(i64::MAX))
     }
 
     /// The memory that a container uses in bytes, if the runtime knows.

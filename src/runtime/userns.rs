@@ -3,15 +3,16 @@
 //! Go kubelet's format.
 
 use std::collections::HashMap;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use longshore_cri::v1;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
+
+use crate::files;
 
 /// A pod's file with its range.
 const FILE: &str = "userns";
@@ -235,19 +236,9 @@ impl UserNamespaces {
         let mapping = vec![self.mapping(range)];
         let mappings = Mappings { users: mapping.clone(), groups: mapping };
         let path = self.file(uid);
-        let write = || {
-            let text = serde_json::to_vec(&mappings)?;
-            let dir = path.parent().unwrap_or(Path::new("/"));
-            let draft = dir.join(".userns");
-            let mut options = std::fs::File::options();
-            let mut file =
-                options.write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-            file.write_all(&text)?;
-            file.sync_all()?;
-            std::fs::rename(&draft, &path)?;
-            std::fs::File::open(dir)?.sync_all()
-        };
-        write().map_err(|source| Error::Io { path: path.clone(), source })
+        let text = serde_json::to_vec(&mappings).map_err(io::Error::from);
+        let written = text.and_then(|text| files::replace(&path, &text));
+        written.map_err(|source| Error::Io { path, source })
     }
 
     fn file(&self, uid: &str) -> PathBuf {
@@ -262,6 +253,8 @@ impl UserNamespaces {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn namespaces(dir: &Path, count: u64) -> UserNamespaces {

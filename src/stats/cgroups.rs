@@ -3,10 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use longshore_pod::usage::{Figures, Memory};
-
-use crate::resources::cgroups::Cgroups;
 
 const MOUNT: &str = "/sys/fs/cgroup";
 /// Limits from here on are none: v1 knows no other word for it, and rounds it to pages.
@@ -33,30 +30,6 @@ impl Hierarchies {
     pub(super) fn is_unified(&self) -> bool {
         self.unified
     }
-}
-
-/// The cgroup of all pods: the one in which that of a guaranteed pod would stand.
-pub(super) fn kubepods(cgroups: &Cgroups) -> Option<PathBuf> {
-    let status = PodStatus { qos_class: Some("Guaranteed".to_owned()), ..PodStatus::default() };
-    let pod = Pod { status: Some(status), ..Pod::default() };
-    let group = group_of(cgroups, &pod);
-    let parent = group.parent()?;
-    let name = parent.file_name()?.to_str()?;
-    name.trim_end_matches(".slice").ends_with("kubepods").then(|| parent.to_owned())
-}
-
-/// The cgroup of a pod below the root of a hierarchy.
-pub(super) fn group_of(cgroups: &Cgroups, pod: &Pod) -> PathBuf {
-    expand(&cgroups.parent_of(pod))
-}
-
-/// The path of a cgroup. systemd nests slices by the dashes in the last one's name.
-fn expand(parent: &str) -> PathBuf {
-    let parent = parent.trim_start_matches('/');
-    let last = parent.rsplit('/').next().unwrap_or_default();
-    let Some(stem) = last.strip_suffix(".slice") else { return PathBuf::from(parent) };
-    let dashes = stem.match_indices('-').map(|(at, _)| &stem[..at]);
-    dashes.chain([stem]).map(|slice| format!("{slice}.slice")).collect()
 }
 
 /// One cgroup in all hierarchies.
@@ -236,21 +209,6 @@ mod tests {
         assert!(v2.memory().unwrap_err().to_string().contains("memory.current"));
         let root = Group { is_root: true, ..v2 };
         assert_eq!(root.memory().unwrap(), Memory { limit: None, ..expected });
-    }
-
-    #[test]
-    fn slices_nest_by_their_names() {
-        for (parent, expected) in [
-            ("/kubepods/burstable/poda-b", "kubepods/burstable/poda-b"),
-            ("/", ""),
-            (
-                "kubepods-burstable-poda_b.slice",
-                "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poda_b.slice",
-            ),
-            ("/kubepods.slice/kubepods-podu.slice", "kubepods.slice/kubepods-podu.slice"),
-        ] {
-            assert_eq!(expand(parent), Path::new(expected), "{parent}");
-        }
     }
 
     #[test]

@@ -141,7 +141,7 @@ impl Stats {
             runtime,
             observer,
             hierarchies: Hierarchies::find(cgroups.is_unified()),
-            kubepods: cgroups::kubepods(&cgroups),
+            kubepods: cgroups.of_pods(),
             cgroups,
             root_dir: root_dir.to_owned(),
             pod_logs_dir: pod_logs_dir.to_owned(),

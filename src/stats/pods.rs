@@ -2,6 +2,7 @@
 //! have written over their images by asking the runtime, which alone knows.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -10,7 +11,7 @@ use longshore_pod::observed::ObservedPod;
 use longshore_pod::spec;
 use longshore_pod::usage::{ContainerUsage, Figures, Memory, PodUsage, Space};
 
-use super::cgroups::{self, Group};
+use super::cgroups::Group;
 use super::disk::PodDisk;
 use super::{Error, Shared};
 
@@ -19,7 +20,7 @@ pub(super) fn read(shared: &Shared, pods: &[Arc<Pod>]) -> HashMap<String, PodUsa
     let one = |pod: &Arc<Pod>| {
         let uid = spec::uid(pod);
         let observed = shared.observer.pod(uid)?;
-        let path = cgroups::group_of(&shared.cgroups, pod);
+        let path = PathBuf::from(shared.cgroups.parent_of(pod));
         let group = Group::new(&shared.hierarchies, &path);
         // Without cgroups of their own, pods are the sum of their containers.
         let own = path.file_name().is_some_and(|name| name.to_string_lossy().contains("pod"));

@@ -10,6 +10,7 @@ use crate::death::{self, Deaths};
 use crate::deletion::{self, Deletion};
 use crate::floor::{Floor, Limit, Runs};
 use crate::idle::{self, Idle};
+use crate::pressure::{self, Pressure};
 use crate::probes::{self, Probes};
 use crate::restart::{self, Restart};
 
@@ -29,6 +30,7 @@ pub(crate) struct Figures {
     pub(crate) restart: Restart,
     pub(crate) deaths: Deaths,
     pub(crate) probes: Probes,
+    pub(crate) pressure: Pressure,
 }
 
 /// The same pods without a node and with it.
@@ -80,8 +82,10 @@ async fn measure(host: &mut Host, args: &Args) -> Result<Figures> {
             let (turns, pods) = (args.turns.into(), args.pods.into());
             let probes = probes::run(&mut cluster, turns, pods, args.idle).await?;
             cluster.stop()?;
+            say(&format!("pressure: {} hogs", args.hogs));
+            let pressure = pressure::run(host, args.hogs.into()).await?;
             let pods = args.pods;
-            return Ok(Figures { machine, pods, rounds, idle, restart, deaths, probes });
+            return Ok(Figures { machine, pods, rounds, idle, restart, deaths, probes, pressure });
         }
         cluster.stop()?;
     }

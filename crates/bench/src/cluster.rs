@@ -45,13 +45,18 @@ pub(crate) struct Machine {
 impl<'a> Cluster<'a> {
     /// Starts both and waits until the node is Ready.
     pub(crate) async fn start(host: &'a mut Host) -> Result<Self> {
+        Self::start_with(host, NodeOptions::default()).await
+    }
+
+    /// The same with a node of other settings.
+    pub(crate) async fn start_with(host: &'a mut Host, options: NodeOptions) -> Result<Self> {
         let apiserver = Apiserver::start(host)?;
         let kubeconfig = Kubeconfig::read_from(apiserver.admin_kubeconfig())?;
-        let options = KubeConfigOptions::default();
-        let config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
+        let defaults = KubeConfigOptions::default();
+        let config = Config::from_custom_kubeconfig(kubeconfig, &defaults).await?;
         let client = Client::try_from(config)?;
         let (kubeconfig, ca) = (apiserver.node_kubeconfig(), apiserver.client_ca());
-        let node = Node::start(host, &kubeconfig, &ca, NodeOptions::default())?;
+        let node = Node::start(host, &kubeconfig, &ca, options)?;
         let mut cluster = Self { host, node, apiserver, client };
         cluster.wait_ready().await?;
         Ok(cluster)

@@ -1,16 +1,15 @@
 //! Containers die, one after the other: how soon the apiserver knows, and how soon they run again.
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde::Serialize;
 
 use crate::cluster::Cluster;
 use crate::pods::{self, Change, Changes};
+use crate::process;
 use crate::statistics::Spread;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -30,14 +29,16 @@ pub(crate) struct Deaths {
 }
 
 pub(crate) async fn run(cluster: &mut Cluster<'_>, count: usize) -> Result<Deaths> {
-    let pids = pids(&cluster.host.ctr(["tasks", "ls"])?);
+    let pids = process::of_containers(cluster.host)?;
     let (pods, _) = Changes::open(&cluster.pods(), PATIENCE).await?;
     let (mut told, mut counted, mut ready) = (Vec::new(), Vec::new(), Vec::new());
     for victim in pods.iter().take(count) {
         tokio::time::sleep(PAUSE).await;
         let (_, mut changes) = Changes::open(&cluster.pods(), PATIENCE).await?;
         let name = victim.name_any();
-        let pid = pid_of(victim, &pids).with_context(|| format!("no process of pod {name}"))?;
+        let id = pods::container_id(victim);
+        let pid =
+            *id.and_then(|id| pids.get(id)).with_context(|| format!("{name} has no process"))?;
         let start = Instant::now();
         kill(pid, Signal::SIGKILL).with_context(|| format!("kill of pid {pid}"))?;
         let seen = follow(victim, &mut changes).await.with_context(|| name)?;
@@ -73,32 +74,5 @@ async fn follow(victim: &Pod, changes: &mut Changes) -> Result<[Instant; 3]> {
         if let (Some(told), Some(counted), true) = (told, counted, pods::is_ready(&pod)) {
             return Ok([told, counted, at]);
         }
-    }
-}
-
-fn pid_of(pod: &Pod, pids: &HashMap<String, Pid>) -> Option<Pid> {
-    let id = pods::container(pod)?.container_id.as_ref()?;
-    pids.get(id.rsplit_once("://")?.1).copied()
-}
-
-/// From the table of `ctr tasks ls`: a heading, then id, pid and status.
-fn pids(table: &str) -> HashMap<String, Pid> {
-    let of = |line: &str| {
-        let mut words = line.split_whitespace();
-        Some((words.next()?.to_owned(), Pid::from_raw(words.next()?.parse().ok()?)))
-    };
-    table.lines().filter_map(of).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_table_of_tasks_is_read() {
-        let table = "TASK    PID     STATUS    \nab12    417     RUNNING\ncd34    9    STOPPED\n";
-        let expected = [("ab12", 417), ("cd34", 9)];
-        let expected = expected.map(|(id, pid)| (id.to_owned(), Pid::from_raw(pid)));
-        assert_eq!(pids(table), HashMap::from(expected));
     }
 }

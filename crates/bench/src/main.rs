@@ -2,8 +2,8 @@
 //! calls that the pods need, with no daemon), then the same pods through apiserver and node.
 //!
 //! Flow: `bench` plays the phases (`floor`, `burst`, `idle`, `restart`, `death`, `deletion`,
-//! `probes`), each of which gives a plain struct of figures → `report` shows them as a table and as
-//! JSON.
+//! `probes`, `pressure`), each of which gives a plain struct of figures → `report` shows them as a
+//! table and as JSON.
 //!
 //! Current limitations: one node, pods without volumes, images already on the machine.
 mod bench;
@@ -15,6 +15,7 @@ mod floor;
 mod gates;
 mod idle;
 mod pods;
+mod pressure;
 mod probes;
 mod process;
 mod report;
@@ -47,6 +48,9 @@ struct Args {
     /// How often a pod is turned from Ready to not and back, by what its probe finds.
     #[arg(long, default_value_t = 30)]
     turns: u16,
+    /// How often a pod takes so much memory that the node ends it.
+    #[arg(long, default_value_t = 20)]
+    hogs: u16,
     /// Write all figures to this file, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,

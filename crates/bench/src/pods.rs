@@ -30,6 +30,11 @@ pub(crate) fn container(pod: &Pod) -> Option<&ContainerStatus> {
     pod.status.as_ref()?.container_statuses.as_ref()?.first()
 }
 
+/// The ID of its one container, as the runtime has it.
+pub(crate) fn container_id(pod: &Pod) -> Option<&str> {
+    Some(container(pod)?.container_id.as_ref()?.rsplit_once("://")?.1)
+}
+
 /// A change to a pod.
 #[derive(Debug)]
 pub(crate) enum Change {

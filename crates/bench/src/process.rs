@@ -1,9 +1,11 @@
 //! What a process has used, from /proc.
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use longshore_testkit::Host;
+use nix::unistd::Pid;
 use procfs::process::Process;
 use serde::Serialize;
 
@@ -44,6 +46,20 @@ pub(crate) fn look(pid: u32) -> Result<Use> {
     })
 }
 
+/// The first process of every container, by the container's ID.
+pub(crate) fn of_containers(host: &Host) -> Result<HashMap<String, Pid>> {
+    Ok(pids(&host.ctr(["tasks", "ls"])?))
+}
+
+/// From the table of `ctr tasks ls`: a heading, then id, pid and status.
+fn pids(table: &str) -> HashMap<String, Pid> {
+    let of = |line: &str| {
+        let mut words = line.split_whitespace();
+        Some((words.next()?.to_owned(), Pid::from_raw(words.next()?.parse().ok()?)))
+    };
+    table.lines().filter_map(of).collect()
+}
+
 /// How many descriptors a process has open.
 pub(crate) fn descriptors(pid: u32) -> Result<usize> {
     Ok(Process::new(i32::try_from(pid)?)?.fd_count()?)
@@ -72,6 +88,14 @@ mod tests {
         let memory = look(std::process::id()).unwrap().memory;
         assert!(memory.pss > 0.5 && memory.pss <= memory.rss * 1.1, "{memory:?}");
         assert!(memory.rss <= memory.peak && memory.peak < 1024.0, "{memory:?}");
+    }
+
+    #[test]
+    fn the_table_of_tasks_is_read() {
+        let table = "TASK    PID     STATUS    \nab12    417     RUNNING\ncd34    9    STOPPED\n";
+        let expected = [("ab12", 417), ("cd34", 9)];
+        let expected = expected.map(|(id, pid)| (id.to_owned(), Pid::from_raw(pid)));
+        assert_eq!(pids(table), HashMap::from(expected));
     }
 
     #[test]

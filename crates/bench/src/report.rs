@@ -109,6 +109,8 @@ impl Table {
         self.line("  MiB resident (peak)", memory(cost.memory));
         let open = format!("node {node}, apiserver {apiserver}, containerd {containerd}");
         self.line("  descriptors", open);
+        self.line("memory runs short", "");
+        self.line("  until the hog's end", spread(figures.pressure.kill_seconds));
     }
 
     fn deletion(&mut self, rounds: &[Round]) {

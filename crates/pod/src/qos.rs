@@ -105,6 +105,15 @@ pub fn requests(container: &Container) -> Option<&List> {
     container.resources.as_ref()?.requests.as_ref()
 }
 
+/// Whether a container may swap on a node that lets pods: nothing of pods that must not slow down,
+/// and of containers that say exactly what they need or nothing at all.
+pub fn may_swap(pod: &Pod, container: &Container) -> bool {
+    let amount = |list| units_of(list, "memory");
+    !spec::is_critical(pod)
+        && class(pod) == QosClass::Burstable
+        && amount(requests(container)) != amount(limits(container))
+}
+
 /// The class of a pod: the one that its status already tells (it never changes), or the one that
 /// follows from its resources.
 pub fn class(pod: &Pod) -> QosClass {

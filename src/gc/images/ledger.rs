@@ -3,8 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::jiff::Timestamp;
@@ -13,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::plan::{Held, handler};
+use crate::files;
 use crate::gc::Error;
 
 const FILE: &str = "image_gc_state";
@@ -124,16 +124,10 @@ impl Ledger {
         let images = self.0.iter().map(entry).collect();
         let document = Document { version: VERSION.to_owned(), images };
         let path = Self::path(dir);
-        let draft = path.with_extension("tmp");
         let write = || {
             let mut content = serde_json::to_vec(&document)?;
             content.push(b'\n');
-            let mut options = File::options();
-            let options = options.write(true).create(true).truncate(true).mode(0o600);
-            let mut file = options.open(&draft)?;
-            file.write_all(&content)?;
-            file.sync_all()?;
-            std::fs::rename(&draft, &path)
+            files::replace(&path, &content)
         };
         write().map_err(|source| Error::Io { path: path.clone(), source })
     }

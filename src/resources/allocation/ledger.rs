@@ -1,8 +1,8 @@
 //! The resources of pods, in memory and in a file. Changes are written by one task, many at once.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,6 +10,8 @@ use longshore_pod::resize::{self, PodResources};
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, warn};
+
+use crate::files;
 
 /// How long changes are gathered before they are written.
 const GATHER: Duration = Duration::from_millis(20);
@@ -123,7 +125,7 @@ impl Ledger {
             // A write that was given up goes on to its end.
             let mut on_disk = on_disk.lock().unwrap_or_else(PoisonError::into_inner);
             if *on_disk < changes {
-                replace(&path, &content?)?;
+                files::replace(&path, &content?)?;
                 *on_disk = changes;
             }
             Ok(())
@@ -141,15 +143,4 @@ impl Ledger {
         // No code panics while it holds the lock.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Readers see the old file or the new one, whatever happens.
-fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let draft = path.with_extension("tmp");
-    let mut options = std::fs::File::options();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    std::fs::rename(draft, path)
 }

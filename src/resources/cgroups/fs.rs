@@ -126,13 +126,18 @@ impl Fs {
     }
 
     /// Bytes of memory that a cgroup uses.
-    pub(super) fn memory_usage(&self, path: &Path) -> Option<u64> {
-        let tree = self.hierarchies.tree("memory")?;
+    pub(super) fn memory_usage(&self, path: &Path) -> Result<u64, Error> {
+        const CONTROLLER: &str = "memory";
+        let tree = self.hierarchies.tree(CONTROLLER);
+        let tree = tree.ok_or_else(|| Error::NotMounted(CONTROLLER.to_owned()))?;
         let file = match self.hierarchies.unified {
             true => "memory.current",
             false => "memory.usage_in_bytes",
         };
-        std::fs::read_to_string(join(&tree.root, path).join(file)).ok()?.trim().parse().ok()
+        let file = join(&tree.root, path).join(file);
+        let read = std::fs::read_to_string(&file);
+        let parse = |text: String| text.trim().parse().map_err(io::Error::other);
+        read.and_then(parse).map_err(Error::at(&file))
     }
 
     /// Remove a cgroup and all below it. What still runs in it is killed.

@@ -227,6 +227,17 @@ impl Cgroups {
         parent.map(|name| name.path(shared.driver)).unwrap_or_default()
     }
 
+    /// The cgroup that all pods stand in, if they have one: a path from the hierarchies' roots down.
+    pub fn of_pods(&self) -> Option<PathBuf> {
+        let shared = &self.shared;
+        shared.policy.per_qos.then(|| shared.root.path(shared.driver).into())
+    }
+
+    /// Bytes of memory that the pod uses, caches included. Reads a file of the kernel's.
+    pub fn memory_of(&self, pod: &Pod) -> Result<u64, Error> {
+        self.shared.fs.memory_usage(Path::new(&self.parent_of(pod)))
+    }
+
     /// Make the pod's cgroup and set its limits. One that is there already is set again.
     pub async fn create(&self, pod: &Pod) -> Result<(), Error> {
         if !self.shared.policy.per_qos {
@@ -315,7 +326,8 @@ impl Cgroups {
             match (set, limits.memory) {
                 (Err(_), Some(Max::At(limit))) => {
                     // More is in use than is to be: it is not to grow further.
-                    let usage = shared.memory_usage(&name).await.unwrap_or(0);
+                    let usage = shared.blocking(&name, |fs, path| fs.memory_usage(path)).await;
+                    let usage = usage.unwrap_or(0);
                     let memory = Some(Max::At(limit.max(usage)));
                     shared.set(&name, Limits { memory, ..limits }).await?;
                 }
@@ -361,10 +373,6 @@ impl Shared {
             systemd.stop(name).await.map_err(of_unit(name))?;
         }
         self.blocking(name, |fs, path| fs.remove(path)).await
-    }
-
-    async fn memory_usage(&self, name: &Name) -> Option<u64> {
-        self.blocking(name, |fs, path| Ok(fs.memory_usage(path))).await.ok().flatten()
     }
 
     async fn blocking<T: Send + 'static>(

@@ -10,6 +10,7 @@ use tracing::warn;
 
 use super::{Error, Shared};
 use crate::config::KubeletConfiguration;
+use crate::files;
 
 const CPU_FILE: &str = "cpu_manager_state";
 const MEMORY_FILE: &str = "memory_manager_state";
@@ -144,19 +145,12 @@ fn read(path: &Path) -> Result<Option<String>, Error> {
     }
 }
 
-/// Write a file in one piece: whoever reads it sees the old or the new one.
 fn write(path: &Path, text: &str) -> Result<(), Error> {
     let written = || {
-        use std::os::unix::fs::OpenOptionsExt;
         if let Some(dir) = path.parent() {
             std::fs::create_dir_all(dir)?;
         }
-        let draft = path.with_extension("tmp");
-        let mut options = std::fs::File::options();
-        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-        io::Write::write_all(&mut file, text.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(draft, path)
+        files::replace(path, text.as_bytes())
     };
     written().map_err(|source| Error::File { path: path.to_owned(), source })
 }

@@ -15,6 +15,7 @@ use tracing::warn;
 
 use super::credentials::{SecretLogin, hex};
 use super::name::Name;
+use crate::files;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 /// So many logins of an image are remembered when they are only seen, not used.
@@ -374,16 +375,11 @@ fn all<T: DeserializeOwned>(dir: &Path) -> Vec<T> {
 }
 
 fn write(dir: &Path, text: &str, record: &impl Serialize) -> io::Result<()> {
-    use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+    use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    let path = dir.join(file_name(text));
-    let draft = path.with_extension("tmp");
     let mut content = serde_json::to_vec(record)?;
     content.push(b'\n');
-    let mut options = std::fs::File::options();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-    io::Write::write_all(&mut file, &content)?;
-    std::fs::rename(draft, path)
+    files::replace(&dir.join(file_name(text)), &content)
 }
 
 fn remove(dir: &Path, text: &str) {

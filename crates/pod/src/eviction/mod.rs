@@ -10,7 +10,7 @@ mod tracker;
 
 pub use limits::{Exceeded, exceeded, limits_storage, limits_volumes};
 pub use message::{Explanation, explain};
-pub use parse::{Texts, thresholds};
+pub use parse::{Texts, pointless, thresholds};
 pub use rank::{Candidate, rank};
 pub use signal::{Layout, Observation, Observations, Reclaims, Resource, Signal};
 pub use tracker::{Finding, Tracker};

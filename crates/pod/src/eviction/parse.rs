@@ -40,18 +40,6 @@ pub fn thresholds(texts: Texts<'_>, allocatable: bool) -> Result<Vec<Threshold>,
             signal.as_str()
         ));
     }
-    for (signal, soft) in &soft {
-        if hard.get(signal).is_some_and(|hard| is_less(*soft, *hard)) {
-            let name = signal.as_str();
-            let text =
-                |texts: &BTreeMap<String, String>| texts.get(name).cloned().unwrap_or_default();
-            faults.push(format!(
-                "evictionSoft[{name}]: {:?} must not be less than evictionHard[{name}], {:?}",
-                text(texts.soft),
-                text(texts.hard)
-            ));
-        }
-    }
     if !faults.is_empty() {
         return Err(faults);
     }
@@ -73,13 +61,20 @@ pub fn thresholds(texts: Texts<'_>, allocatable: bool) -> Result<Vec<Threshold>,
     Ok(all)
 }
 
-/// Whether a threshold can never be met before another one of its signal is.
-fn is_less(soft: Amount, hard: Amount) -> bool {
-    match (soft, hard) {
+/// Signals whose soft threshold means nothing: the hard one is met before it. Upstream takes them
+/// without a word, so they are no fault.
+pub fn pointless(thresholds: &[Threshold]) -> impl Iterator<Item = Signal> {
+    let is_less = |soft: Amount, hard: Amount| match (soft, hard) {
         (Amount::Milli { milli: soft, .. }, Amount::Milli { milli: hard, .. }) => soft < hard,
         (Amount::Part(soft), Amount::Part(hard)) => soft < hard,
         _ => false, // the capacity decides
-    }
+    };
+    let soft = thresholds.iter().filter(|threshold| !threshold.is_hard());
+    let is_pointless = move |soft: &&Threshold| {
+        let mut same = thresholds.iter().filter(|other| other.signal == soft.signal);
+        same.any(|other| other.is_hard() && is_less(soft.value, other.value))
+    };
+    soft.filter(is_pointless).map(|soft| soft.signal)
 }
 
 fn unknown(field: &str, name: &str) -> String {

@@ -121,21 +121,22 @@ fn faults_name_field_and_value() {
     }
     let faults = parse(&none, &none, &[("moon.phase", 1)], &none).unwrap_err();
     assert_eq!(faults, ["evictionSoftGracePeriod: \"moon.phase\" is no eviction signal"]);
-    let (least, less) =
-        (map(&[("memory.available", "1Gi")]), map(&[("memory.available", "100Mi")]));
-    let faults = parse(&least, &less, &[("memory.available", 1)], &none).unwrap_err();
-    assert_eq!(
-        faults,
-        [
-            "evictionSoft[memory.available]: \"100Mi\" must not be less than evictionHard[memory.available], \"1Gi\""
-        ]
-    );
-    assert!(parse(&less, &least, &[("memory.available", 1)], &none).is_ok());
-    let part = map(&[("memory.available", "1%")]);
-    assert!(
-        parse(&least, &part, &[("memory.available", 1)], &none).is_ok(),
-        "the capacity decides"
-    );
+}
+
+#[test]
+fn a_soft_threshold_below_the_hard_one_is_told_and_no_fault() {
+    for (hard, soft, told) in [
+        ("1Gi", "100Mi", &[Signal::Memory][..]),
+        ("100Mi", "1Gi", &[]),
+        ("1Gi", "1Gi", &[]),
+        ("10%", "5%", &[Signal::Memory]),
+        ("1Gi", "1%", &[]), // the capacity decides
+    ] {
+        let texts = |text| map(&[("memory.available", text)]);
+        let grace = [("memory.available", 1)];
+        let all = parse(&texts(hard), &texts(soft), &grace, &Map::new()).unwrap();
+        assert_eq!(pointless(&all).collect::<Vec<_>>(), told, "{soft} below {hard}");
+    }
 }
 
 #[test]

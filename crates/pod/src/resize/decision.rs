@@ -34,7 +34,7 @@ pub fn infeasible(pod: &Pod, allotted: &Pod, rules: Rules) -> Option<String> {
     let swaps = |asks: &Container, has: &Container| {
         memory_moves((asks, has))
             && !restarts(has, "memory")
-            && (has_swap(pod, asks) || has_swap(allotted, has))
+            && (qos::may_swap(pod, asks) || qos::may_swap(allotted, has))
     };
     if rules.limited_swap && pairs().any(|(asks, has)| swaps(asks, has)) {
         return Some("In-place resize of containers with swap is not supported.".to_owned());
@@ -69,16 +69,6 @@ pub(crate) fn restarts(container: &Container, resource: &str) -> bool {
     let own = policies.find(|policy| policy.resource_name == resource);
     own.is_some_and(|policy| policy.restart_policy == "RestartContainer")
 }
-
-/// Whether a container gets swap on a node that gives it.
-fn has_swap(pod: &Pod, container: &Container) -> bool {
-    let critical = pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0) >= CRITICAL;
-    let request = qos::milli_of(qos::requests(container), "memory");
-    let limit = qos::milli_of(qos::limits(container), "memory");
-    !critical && qos::class(pod) == QosClass::Burstable && request != limit
-}
-
-const CRITICAL: i32 = 2_000_000_000;
 
 type Count = fn(&List) -> i64;
 
