@@ -6,6 +6,7 @@ use std::time::Duration;
 use longshore_topology::CpuSet;
 
 use super::{FeatureGates, KubeletConfiguration};
+use crate::registration::online_cpus;
 use crate::resources::cgroups::is_unified;
 
 impl KubeletConfiguration {
@@ -37,12 +38,15 @@ pub(super) fn faults(settings: &KubeletConfiguration, gates: &FeatureGates) -> V
 
 /// Every fault on this very machine.
 pub(super) fn host_faults(settings: &KubeletConfiguration) -> Vec<String> {
-    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-    faults_on(settings, is_unified(), online.trim())
+    faults_on(settings, is_unified(), online_cpus().as_ref())
 }
 
 /// Every fault on a machine of that cgroup version with these CPUs.
-fn faults_on(settings: &KubeletConfiguration, unified: bool, online: &str) -> Vec<String> {
+fn faults_on(
+    settings: &KubeletConfiguration,
+    unified: bool,
+    online: Option<&CpuSet>,
+) -> Vec<String> {
     let mut faults = Vec::new();
     let mut fault = |applies: bool, text: &str| faults.extend(applies.then(|| text.to_owned()));
     fault(
@@ -57,9 +61,8 @@ fn faults_on(settings: &KubeletConfiguration, unified: bool, online: &str) -> Ve
         !unified && settings.memory_swap.swap_behavior == "LimitedSwap",
         "memorySwap.swapBehavior: LimitedSwap is only supported with cgroup v2, and this host uses v1",
     );
-    let cpus = |list: &str| list.parse::<CpuSet>();
-    if let (Ok(reserved), Ok(online)) = (cpus(&settings.reserved_system_cpus), cpus(online))
-        && !reserved.is_subset(&online)
+    if let (Ok(reserved), Some(online)) = (settings.reserved_system_cpus.parse::<CpuSet>(), online)
+        && !reserved.is_subset(online)
     {
         faults.push(format!(
             "reservedSystemCPUs: {:?} is not a subset of the CPUs that are online",
@@ -164,13 +167,16 @@ mod tests {
             (&whole_group, "singleProcessOOMKill: "),
             (&swap, "memorySwap.swapBehavior: "),
         ] {
-            let faults = faults_on(settings, false, "0-3");
+            let faults = faults_on(settings, false, Some(&CpuSet::from([0, 1, 2, 3])));
             assert!(faults.len() == 1 && faults[0].starts_with(field), "{field} {faults:?}");
-            assert!(faults_on(settings, true, "0-3").is_empty(), "{field}");
+            assert!(
+                faults_on(settings, true, Some(&CpuSet::from([0, 1, 2, 3]))).is_empty(),
+                "{field}"
+            );
         }
         for (reserved, fits) in [("0-1", true), ("3", true), ("2-4", false), ("", true)] {
             let settings = settings(&|s| s.reserved_system_cpus = reserved.to_owned());
-            let faults = faults_on(&settings, false, "0-3");
+            let faults = faults_on(&settings, false, Some(&CpuSet::from([0, 1, 2, 3])));
             assert_eq!(faults.is_empty(), fits, "{reserved}: {faults:?}");
         }
     }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use longshore_cri::Runtime;
 
 use super::{Error, blocking};
+use crate::stats::FileSystem;
 
 /// Entries of directories that are looked at to find out who fills a disk.
 const MOST_ENTRIES: usize = 200_000;
@@ -27,11 +28,7 @@ pub(super) struct Usage {
 impl Usage {
     /// Of the file system that a path is on. Blocks.
     fn of(path: &Path) -> std::io::Result<Self> {
-        let stat = rustix::fs::statvfs(path)?;
-        let (capacity, available) = (
-            stat.f_blocks.saturating_mul(stat.f_frsize),
-            stat.f_bavail.saturating_mul(stat.f_frsize),
-        );
+        let FileSystem { capacity, available, .. } = FileSystem::of(path)?;
         Ok(Self { capacity, available: available.min(capacity) })
     }
 

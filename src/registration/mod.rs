@@ -35,7 +35,7 @@ use tracing::{debug, info, warn};
 pub use self::addresses::{AddressError, resolve as resolve_addresses};
 pub use self::inputs::{Feeds, Inputs, RuntimeHealth, channels};
 pub use self::lease::renew as renew_lease;
-pub use self::machine::{Machine, disk_capacity};
+pub use self::machine::{Machine, disk_capacity, online_cpus};
 use self::status::Facts;
 use crate::config::Config;
 use crate::events::{EventType, Recorder, node_reference};

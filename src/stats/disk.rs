@@ -34,8 +34,8 @@ pub struct FileSystem {
 }
 
 impl FileSystem {
-    /// The file system of a path.
-    pub(super) fn of(path: &Path) -> io::Result<Self> {
+    /// The file system of a path; blocks.
+    pub(crate) fn of(path: &Path) -> io::Result<Self> {
         let at = |error: rustix::io::Errno| {
             io::Error::new(io::Error::from(error).kind(), format!("{}: {error}", path.display()))
         };

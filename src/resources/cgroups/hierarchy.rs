@@ -19,12 +19,6 @@ pub fn is_unified() -> bool {
     nix::sys::statfs::statfs(MOUNT).is_ok_and(|stat| stat.filesystem_type().0 == CGROUP2_MAGIC)
 }
 
-/// The CPUs that are online, as a list like `0-3,8`.
-pub(super) fn online_cpus() -> Option<String> {
-    let list = std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
-    Some(list.trim().to_owned())
-}
-
 /// A mounted hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tree {

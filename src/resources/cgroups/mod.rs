@@ -26,6 +26,8 @@ use longshore_pod::spec;
 use tokio::sync::Mutex;
 use tracing::warn;
 
+use crate::registration::online_cpus;
+
 pub use self::driver::{Driver, Mismatch, choose as choose_driver};
 use self::fs::Fs;
 use self::hierarchy::Hierarchies;
@@ -194,7 +196,7 @@ impl Cgroups {
             let tell_cpus = driver == Driver::Systemd && cgroups.is_unified();
             for class in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
                 let of_root = class == QosClass::Guaranteed && tell_cpus;
-                let cpus = of_root.then(hierarchy::online_cpus).flatten();
+                let cpus = of_root.then(online_cpus).flatten().map(|cpus| cpus.to_string());
                 let limits = Limits { cpus, ..qos::initial(class) };
                 cgroups.shared.ensure(&cgroups.level(class)?, limits).await?;
             }
