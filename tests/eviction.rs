@@ -17,9 +17,10 @@ use serde_json::{Value, json};
 
 const MI: u64 = 1 << 20;
 
-/// Takes 8 MiB of memory at a time once the file is there, until somebody stops it.
-const HOG: &str = "while [ ! -e /v/go ]; do sleep 0.05; done; i=0; while :; do i=$((i+1)); \
-                   eval \"v$i=\\$(head -c 8388608 /dev/zero | tr '\\\\0' x)\"; sleep 0.02; done";
+/// Takes 8 MiB of memory at a time once the file is there, until somebody stops it: what nobody
+/// reads from the pipe is kept.
+const HOG: &str = "while [ ! -e /v/go ]; do sleep 0.05; done; \
+                   while :; do dd if=/dev/zero bs=8M count=1 | sleep 3600 & sleep 0.02; done";
 
 /// Thresholds that nothing meets but those given.
 fn hard(thresholds: Value) -> Value {
@@ -82,7 +83,7 @@ fn show_times(cluster: &mut Cluster) {
 /// Whether there is room is for `has_room` to say, once the hog is gone: other work on the machine
 /// takes memory, too.
 async fn hog_among_others(cluster: &mut Cluster, has_room: impl Fn() -> bool) {
-    let exact = json!({"memory": "64Mi", "cpu": "10m"});
+    let exact = json!({"memory": "64Mi", "cpu": "100m"});
     cluster.create("guaranteed", asks(FOREVER, exact.clone(), exact)).await;
     cluster.create("modest", asks(FOREVER, json!({"memory": "32Mi"}), json!({}))).await;
     cluster.create("hog", hog()).await;

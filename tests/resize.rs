@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use common::{Cluster, FOREVER, PATIENCE, condition, container, run_of, script, uid};
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use kube::api::{Patch, PatchParams};
 use longshore_testkit::fakecri::Fault;
-use longshore_testkit::{Host, Kubectl, wait_until};
+use longshore_testkit::{Host, wait_until};
 use serde_json::{Value, json};
 
 const MIB: i64 = 1 << 20;
@@ -36,12 +37,11 @@ fn to(cpu: &str, memory: &str) -> Value {
     of_container(amounts.clone(), amounts)
 }
 
-/// As a user does it.
-fn patch(cluster: &Cluster, name: &str, patch: &Value) {
-    let patch = patch.to_string();
-    Kubectl::new(cluster.apiserver.admin_kubeconfig())
-        .run(["patch", "pod", name, "--subresource", "resize", "--patch", &patch])
-        .expect("a resize is taken");
+/// As `kubectl patch --subresource resize` does it.
+async fn patch(cluster: &Cluster, name: &str, patch: &Value) {
+    let (pods, params) = (cluster.pods(), PatchParams::default());
+    let patched = pods.patch_subresource("resize", name, &params, &Patch::Strategic(patch)).await;
+    patched.expect("a resize is taken");
 }
 
 fn told(pod: &Pod, type_: &str) -> Option<PodCondition> {
@@ -124,7 +124,7 @@ async fn cpu_and_memory_move_as_the_container_runs() {
         ("300m", "32Mi", (307, 30_000, 32)),
         ("100m", "64Mi", (102, 10_000, 64)),
     ] {
-        patch(&cluster, "web", &to(cpu, memory));
+        patch(&cluster, "web", &to(cpu, memory)).await;
         let resized = until_resized(&cluster, "web").await;
         assert_eq!(run_of(&resized), run_of(&before), "not restarted");
         let allocated = &resized.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0];
@@ -170,7 +170,7 @@ async fn several_containers_and_their_pod_move_together() {
             {"name": "d", "resources": amounts("400m", "32Mi")},
         ],
     }});
-    patch(&cluster, "web", &patched);
+    patch(&cluster, "web", &patched).await;
     let resized = until_resized(&cluster, "web").await;
     assert_eq!(run_of(&resized), run_of(&before));
     let statuses = resized.status.as_ref().unwrap().container_statuses.clone().unwrap();
@@ -189,7 +189,7 @@ async fn several_containers_and_their_pod_move_together() {
             {"name": "d", "resources": amounts("50m", "32Mi")},
         ],
     }});
-    patch(&cluster, "web", &back);
+    patch(&cluster, "web", &back).await;
     let resized = until_resized(&cluster, "web").await;
     if !unified() {
         assert_eq!(limits(&cluster, &group_of(&resized, "")), (307, 30_000, 96));
@@ -208,9 +208,9 @@ async fn what_the_policy_says_is_restarted_even_if_nothing_else_is() {
     ]);
     cluster.create("web", spec).await;
     let before = run_of(&cluster.until_ready("web").await);
-    patch(&cluster, "web", &to("200m", "64Mi"));
+    patch(&cluster, "web", &to("200m", "64Mi")).await;
     assert_eq!(run_of(&until_resized(&cluster, "web").await), before);
-    patch(&cluster, "web", &to("200m", "32Mi"));
+    patch(&cluster, "web", &to("200m", "32Mi")).await;
     let resized = until_resized(&cluster, "web").await;
     assert_eq!(run_of(&resized).0, 1);
     if !unified() {
@@ -245,7 +245,7 @@ async fn a_resize_waits_until_others_make_room() {
         cluster.until_ready(name).await;
     }
     for name in ["low", "high"] {
-        patch(&cluster, name, &of_container(request(most - 200), json!({})));
+        patch(&cluster, name, &of_container(request(most - 200), json!({}))).await;
         let waits = cluster
             .until(name, "Deferred", |pod| match reason(pod, "PodResizePending") {
                 Some(reason) if reason == "Deferred" => Ok(()),
@@ -273,20 +273,20 @@ async fn a_resize_waits_until_others_make_room() {
     let low = cluster.pod("low").await;
     assert_eq!(reason(&low, "PodResizePending").as_deref(), Some("Deferred"));
     // A resize that is taken back is not waited for any more, and one that shrinks makes room.
-    patch(&cluster, "high", &of_container(request(150), json!({})));
+    patch(&cluster, "high", &of_container(request(150), json!({}))).await;
     until_resized(&cluster, "high").await;
     let low = until_resized(&cluster, "low").await;
     if !unified() {
         let shares = number(&cluster, "cpu", &run_group(&low, "burstable/"), "cpu.shares");
         assert_eq!(shares, (most - 200) * 1024 / 1000);
     }
-    patch(&cluster, "low", &of_container(request(most * 2), json!({})));
+    patch(&cluster, "low", &of_container(request(most * 2), json!({}))).await;
     cluster
         .until("low", "Deferred again", |pod| {
             reason(pod, "PodResizePending").map(|_| ()).ok_or_else(|| "not yet".to_owned())
         })
         .await;
-    patch(&cluster, "low", &of_container(request(most - 200), json!({})));
+    patch(&cluster, "low", &of_container(request(most - 200), json!({}))).await;
     until_resized(&cluster, "low").await;
     cluster.host.assert_clean();
 }
@@ -302,7 +302,7 @@ async fn nobody_is_held_to_less_memory_than_it_uses() {
     let before = cluster.until_ready("web").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let memory = |amount: &str| of_container(json!({"memory": amount}), json!({"memory": amount}));
-    patch(&cluster, "web", &memory("4Mi"));
+    patch(&cluster, "web", &memory("4Mi")).await;
     let held = cluster
         .until("web", "not resized", |pod| match told(pod, "PodResizeInProgress") {
             Some(condition) if condition.reason.as_deref() == Some("Error") => Ok(()),
@@ -321,7 +321,7 @@ async fn nobody_is_held_to_less_memory_than_it_uses() {
         assert_eq!(number(&cluster, "memory", &run_group(&held, "burstable/"), file), 64 * MIB);
         assert_eq!(number(&cluster, "memory", &group_of(&held, "burstable/"), file), 64 * MIB);
     }
-    patch(&cluster, "web", &memory("128Mi"));
+    patch(&cluster, "web", &memory("128Mi")).await;
     let resized = until_resized(&cluster, "web").await;
     assert_eq!(run_of(&resized), run_of(&before));
     cluster.host.assert_clean();
@@ -335,7 +335,7 @@ async fn a_node_that_cannot_says_so() {
     .await;
     cluster.create("web", same("100m", "64Mi")).await;
     cluster.until_ready("web").await;
-    patch(&cluster, "web", &to("200m", "64Mi"));
+    patch(&cluster, "web", &to("200m", "64Mi")).await;
     let refused = cluster
         .until("web", "Infeasible", |pod| match reason(pod, "PodResizePending") {
             Some(reason) if reason == "Infeasible" => Ok(()),
@@ -348,7 +348,7 @@ async fn a_node_that_cannot_says_so() {
     assert_eq!(message, expected);
     cluster.until_event("ResizeInfeasible", "Pod resize Infeasible: ").await;
     // Memory is not the CPU manager's.
-    patch(&cluster, "web", &to("100m", "128Mi"));
+    patch(&cluster, "web", &to("100m", "128Mi")).await;
     until_resized(&cluster, "web").await;
     cluster.host.assert_clean();
 }
@@ -367,7 +367,7 @@ async fn what_a_pod_asks_for_as_a_whole_moves_too() {
     for (cpu, memory, expected) in
         [("400m", "128Mi", (409, 40_000, 128)), ("100m", "32Mi", (102, 10_000, 32))]
     {
-        patch(&cluster, "web", &json!({"spec": {"resources": whole(cpu, memory)}}));
+        patch(&cluster, "web", &json!({"spec": {"resources": whole(cpu, memory)}})).await;
         let resized = until_resized(&cluster, "web").await;
         assert_eq!(run_of(&resized), run_of(&before));
         let told = resized.status.as_ref().unwrap().resources.as_ref().unwrap();
@@ -395,7 +395,7 @@ async fn a_daemon_that_begins_goes_on_with_a_resize_where_another_was() {
     proxy.inject("UpdateContainerResources", Fault::Hang);
     proxy.inject("CreateContainer", Fault::Hang);
     for name in ["web", "again"] {
-        patch(&cluster, name, &to("200m", "128Mi"));
+        patch(&cluster, name, &to("200m", "128Mi")).await;
         cluster
             .until(name, "being resized", |pod| {
                 told(pod, "PodResizeInProgress").map(|_| ()).ok_or_else(|| "not yet".to_owned())
@@ -449,7 +449,7 @@ async fn what_pods_were_given_outlives_the_daemon() {
     let mut cluster = Cluster::start().await;
     cluster.create("web", sized(json!({"cpu": "100m"}), json!({}))).await;
     let before = cluster.until_ready("web").await;
-    patch(&cluster, "web", &of_container(json!({"cpu": "1000"}), json!({})));
+    patch(&cluster, "web", &of_container(json!({"cpu": "1000"}), json!({}))).await;
     let waits = |pod: &Pod| match reason(pod, "PodResizePending") {
         Some(reason) if reason == "Deferred" => Ok(()),
         other => Err(format!("{other:?}")),
@@ -512,7 +512,7 @@ async fn what_the_runtime_refuses_is_told_and_tried_again() {
     let before = cluster.until_ready("web").await;
     let refusal = Fault::Error(longshore_cri::Code::Internal, "not today".to_owned());
     proxy.inject("UpdateContainerResources", refusal);
-    patch(&cluster, "web", &to("200m", "64Mi"));
+    patch(&cluster, "web", &to("200m", "64Mi")).await;
     let failed = cluster
         .until("web", "not resized", |pod| match told(pod, "PodResizeInProgress") {
             Some(condition) if condition.reason.as_deref() == Some("Error") => Ok(()),
@@ -524,7 +524,7 @@ async fn what_the_runtime_refuses_is_told_and_tried_again() {
     assert_eq!(condition.observed_generation, Some(2));
     cluster.until_event("ResizeError", "not today").await;
     // Another generation is another matter, and the one that is given is that which counts.
-    patch(&cluster, "web", &to("300m", "64Mi"));
+    patch(&cluster, "web", &to("300m", "64Mi")).await;
     proxy.release_all();
     let resized = until_resized(&cluster, "web").await;
     assert_eq!(run_of(&resized), run_of(&before));
@@ -560,7 +560,7 @@ async fn an_init_container_is_resized_beyond_what_comes_after_it() {
         cluster.until("web", "in its init phase", running).await;
         let patched =
             json!({"spec": {"initContainers": [{"name": "first", "resources": resources}]}});
-        patch(&cluster, "web", &patched);
+        patch(&cluster, "web", &patched).await;
         let resized = cluster
             .until("web", "resized", |pod| {
                 let open = told(pod, "PodResizeInProgress");

@@ -155,3 +155,83 @@ fn usage_at(threshold: &Threshold, memory: &Memory) -> Option<u64> {
 fn awaitable<T: std::os::fd::AsRawFd>(file: T, interest: Interest) -> io::Result<AsyncFd<T>> {
     AsyncFd::try_with_interest(file, interest).map_err(io::Error::from)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Instant;
+
+    use longshore_pod::eviction::Amount;
+    use nix::sys::socket::{MsgFlags, send};
+
+    use super::*;
+
+    /// Both ends of a connection: what one sends as urgent, the other has to read as the kernel's
+    /// hints are to be read.
+    fn pair() -> (TcpStream, OwnedFd) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (sender, listener.accept().unwrap().0.into())
+    }
+
+    fn urge(sender: &TcpStream) {
+        send(sender.as_raw_fd(), b"!", MsgFlags::MSG_OOB).unwrap();
+    }
+
+    #[tokio::test]
+    async fn every_hint_wakes_but_not_too_often() {
+        let (sender, receiver) = pair();
+        let woken = Notify::new();
+        let receiver = std::cell::Cell::new(Some(receiver));
+        let open = |_: &Path| Ok(File::from(receiver.take().unwrap()));
+        let told = async {
+            assert!(
+                timeout(PAUSE * 2, woken.notified()).await.is_err(),
+                "there was nothing to tell of"
+            );
+            let begun = Instant::now();
+            for _ in 0..3 {
+                urge(&sender);
+                timeout(PAUSE * 20, woken.notified()).await.unwrap();
+            }
+            assert!(begun.elapsed() >= PAUSE * 2, "each waits for the pause after the one before");
+        };
+        tokio::select! {
+            () = hints(Some("the kernel".into()), open, &woken) => unreachable!("it watches on"),
+            () = told => {}
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_watched_gives_no_hints_and_no_trouble() {
+        let woken = Notify::new();
+        hints(None, |path| File::open(path), &woken).await;
+        changes(Some("/there/is/no/such/file".into()), &woken).await;
+        stalls(Some("/proc/self/status".into()), &woken).await;
+        assert!(timeout(PAUSE, woken.notified()).await.is_err());
+    }
+
+    #[test]
+    fn a_threshold_stands_for_a_use_of_memory() {
+        let memory = |usage, working_set, limit| Memory { usage, working_set, rss: 0, limit };
+        let bytes = |bytes: i128| Amount::Milli { milli: bytes * 1000, binary: false };
+        for (value, memory, expected) in [
+            // 1000 - 300 are available, 600 above the threshold: so much more may be used.
+            (bytes(100), memory(400, 300, Some(1000)), Some(1000)),
+            (Amount::Part(0.5), memory(400, 300, Some(1000)), Some(600)),
+            // The threshold is met already.
+            (bytes(800), memory(400, 300, Some(1000)), Some(300)),
+            (bytes(1000), memory(100, 300, Some(1000)), None),
+            (bytes(100), memory(400, 300, None), None),
+        ] {
+            let threshold = Threshold {
+                signal: Signal::Memory,
+                value,
+                grace: Duration::ZERO,
+                min_reclaim: None,
+            };
+            assert_eq!(usage_at(&threshold, &memory), expected, "{value:?} {memory:?}");
+        }
+    }
+}
