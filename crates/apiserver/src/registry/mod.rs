@@ -148,6 +148,10 @@ impl Registry {
             };
             stored = match conflict {
                 Some(newer) => newer,
+                // Somebody else has finished a deletion that had begun, such as a pod's node.
+                None if deletes && object::is_deleting(&current) => {
+                    return Ok(Written { object: current, deleted: true });
+                }
                 None => self.store.get(&key).await.map_err(refusal)?.ok_or_else(absent)?,
             };
         }

@@ -177,6 +177,39 @@ async fn a_watcher_that_does_not_read_is_cut_off() {
     assert_eq!(resumed.next().await.unwrap().unwrap().revision, after + 1);
 }
 
+/// Runs to its end while somebody decides what to write.
+fn in_between<T: Send, E: std::fmt::Debug>(work: impl Future<Output = Result<T, E>> + Send) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(work).map(drop).unwrap();
+        });
+    });
+}
+
+#[tokio::test]
+async fn what_goes_while_it_is_deleted_is_deleted() {
+    let (_dir, _store, registry) = registry().await;
+    for (marked, expected) in [(true, Ok(true)), (false, Err(404))] {
+        let mut object = map("m");
+        if marked {
+            // A pod whose time is up: its node is about to delete it, too.
+            object["metadata"]["deletionTimestamp"] = json!(object::now().to_string());
+        }
+        registry.create(maps(), object, None).await.unwrap();
+        let key = keys::object(maps(), "default", "m").unwrap();
+        let written = registry
+            .write(maps(), ("default", "m"), None, false, |current| {
+                let revision: Revision = object::resource_version(current).parse().unwrap();
+                in_between(registry.store().delete(&key, revision));
+                Ok(Write::Delete)
+            })
+            .await;
+        let outcome = written.map(|written| written.deleted).map_err(|error| error.code);
+        assert_eq!(outcome, expected, "marked: {marked}");
+    }
+}
+
 #[tokio::test]
 async fn a_write_decides_again_on_the_newest_version() {
     let (_dir, _store, registry) = registry().await;
@@ -190,18 +223,8 @@ async fn a_write_decides_again_on_the_newest_version() {
                 // Somebody else is quicker.
                 let key = keys::object(maps(), "default", "m").unwrap();
                 let revision: Revision = object::resource_version(current).parse().unwrap();
-                let (store, value) = (registry.store().clone(), encode(maps(), map("m")).unwrap());
-                std::thread::scope(|scope| {
-                    scope.spawn(|| {
-                        let runtime = tokio::runtime::Builder::new_current_thread()
-                            .enable_all()
-                            .build()
-                            .unwrap();
-                        runtime
-                            .block_on(store.put(&key, value, Expect::Revision(revision), None))
-                            .unwrap();
-                    });
-                });
+                let value = encode(maps(), map("m")).unwrap();
+                in_between(registry.store().put(&key, value, Expect::Revision(revision), None));
             }
             let mut new = current.clone();
             new["data"] = json!({"a": "b"});
