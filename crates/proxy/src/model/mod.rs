@@ -1,0 +1,1 @@
+//! Services and their endpoints as this node sees them.
