@@ -113,7 +113,13 @@ pub struct CidrError(String);
 impl Cidr {
     /// The range of one address.
     pub fn host(address: IpAddr) -> Self {
-        Self { address, prefix: width(address) }
+        Self::new(address, u8::MAX)
+    }
+
+    /// The range of addresses that share their first `prefix` bits with `address`.
+    pub fn new(address: IpAddr, prefix: u8) -> Self {
+        let prefix = prefix.min(width(address));
+        Self { address: masked(address, prefix), prefix }
     }
 
     /// Its family.
@@ -166,7 +172,7 @@ impl std::str::FromStr for Cidr {
             // "/08" and "/+8" are numbers to Rust
             let plain = prefix == "0" || prefix.starts_with(|c: char| matches!(c, '1'..='9'));
             let prefix: u8 = prefix.parse().ok().filter(|p| plain && *p <= width(address))?;
-            Some(Self { address: masked(address, prefix), prefix })
+            Some(Self::new(address, prefix))
         });
         parsed.ok_or_else(|| CidrError(text.to_owned()))
     }
