@@ -20,6 +20,17 @@ impl Table {
     }
 }
 
+/// How much the order of rules matters when chains are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// It does.
+    AsIs,
+    /// It does not: services have their rules side by side.
+    Any,
+    /// It does not, but for the last rule.
+    LastIsLast,
+}
+
 /// What two chains with the same rules have in common; small, so that a whole rule set can be kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Sum {
@@ -48,9 +59,12 @@ impl Sum {
         self.last = hash;
     }
 
-    /// Whether the same rules are there, and the same one at the end.
-    fn is_same_in_any_order(&self, other: &Self) -> bool {
-        (self.unordered, self.rules, self.last) == (other.unordered, other.rules, other.last)
+    fn is_same(&self, other: &Self, order: Order) -> bool {
+        match order {
+            Order::AsIs => self == other,
+            Order::Any => (self.unordered, self.rules) == (other.unordered, other.rules),
+            Order::LastIsLast => self.is_same(other, Order::Any) && self.last == other.last,
+        }
     }
 }
 
@@ -114,23 +128,15 @@ impl Existing {
         self.chains[table as usize].keys().map(|name| &**name)
     }
 
-    /// Whether a chain is there with just these rules.
-    pub(super) fn is_same(&self, table: Table, chain: &str, rules: &str) -> bool {
-        self.sum(table, chain).is_some_and(|sum| *sum == Sum::of(rules))
-    }
-
-    /// Whether a chain is there with these rules in any order, but the same at its end.
-    pub(super) fn is_same_in_any_order(&self, table: Table, chain: &str, rules: &str) -> bool {
-        self.sum(table, chain).is_some_and(|sum| sum.is_same_in_any_order(&Sum::of(rules)))
+    /// Whether a chain is there with just these rules, one on a line.
+    pub(super) fn is_same(&self, table: Table, chain: &str, rules: &str, order: Order) -> bool {
+        let sum = self.chains[table as usize].get(chain);
+        sum.is_some_and(|sum| sum.is_same(&Sum::of(rules), order))
     }
 
     /// Whether a built-in chain has a rule.
     pub(super) fn has_jump(&self, table: Table, chain: &str, rule: &str) -> bool {
         let jumps = self.jumps.get(&(table, chain.into()));
         jumps.is_some_and(|hashes| hashes.contains(&hash(rule)))
-    }
-
-    fn sum(&self, table: Table, chain: &str) -> Option<&Sum> {
-        self.chains[table as usize].get(chain)
     }
 }

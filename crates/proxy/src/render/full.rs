@@ -4,7 +4,7 @@ use std::sync::Arc;
 use crate::model::{Service, State};
 
 use super::batch::Batch;
-use super::existing::{Existing, Table};
+use super::existing::{Existing, Order, Table};
 use super::fixed::{self, JUMPS, Shared};
 use super::names::ChainName;
 use super::service::{chains, shared_rules};
@@ -58,7 +58,7 @@ impl<'a> Full<'a> {
         };
         for (chain, rules) in fixed::nat_chains(settings) {
             full.totals.nat += rules.lines().count();
-            if !existing.is_same(Table::Nat, chain, &rules) {
+            if !existing.is_same(Table::Nat, chain, &rules, Order::AsIs) {
                 full.nat.chain(chain, &rules);
             }
         }
@@ -84,7 +84,7 @@ impl<'a> Full<'a> {
             used.insert(chain);
             totals.nat += rules.lines().count();
             let name = chain.to_string();
-            if !existing.is_same(Table::Nat, &name, rules) {
+            if !existing.is_same(Table::Nat, &name, rules, Order::AsIs) {
                 nat.chain(&name, rules);
                 if nat.is_full() {
                     ready.push_back(nat.take(Table::Nat));
@@ -101,15 +101,18 @@ impl<'a> Full<'a> {
         self.ready.push_back(self.nat.take(Table::Nat));
         for shared in Shared::ALL {
             let mut rules = std::mem::take(&mut self.shared[shared as usize]);
-            if shared == Shared::NatServices {
+            let order = if shared == Shared::NatServices {
                 rules.push_str(&fixed::node_ports_rules(self.settings));
-            }
-            self.top(shared.table(), shared.chain(), &rules, true);
+                Order::LastIsLast
+            } else {
+                Order::Any
+            };
+            self.top(shared.table(), shared.chain(), &rules, order);
         }
         let (chain, rules) = fixed::forward_chain(self.settings);
-        self.top(Table::Filter, chain, &rules, false);
+        self.top(Table::Filter, chain, &rules, Order::AsIs);
         match fixed::guard_chain(self.settings) {
-            Some((chain, rules)) => self.top(Table::Filter, chain, &rules, false),
+            Some((chain, rules)) => self.top(Table::Filter, chain, &rules, Order::AsIs),
             None if self.existing.has(Table::Filter, fixed::FIREWALL_CHAIN) => {}
             None => self.filter.declare(fixed::FIREWALL_CHAIN),
         }
@@ -124,18 +127,13 @@ impl<'a> Full<'a> {
         self.ready.retain(|text| !text.is_empty());
     }
 
-    fn top(&mut self, table: Table, chain: &str, rules: &str, any_order: bool) {
+    fn top(&mut self, table: Table, chain: &str, rules: &str, order: Order) {
         let (batch, total) = match table {
             Table::Filter => (&mut self.filter, &mut self.totals.filter),
             Table::Nat => (&mut self.nat, &mut self.totals.nat),
         };
         *total += rules.lines().count();
-        let same = if any_order {
-            self.existing.is_same_in_any_order(table, chain, rules)
-        } else {
-            self.existing.is_same(table, chain, rules)
-        };
-        if !same {
+        if !self.existing.is_same(table, chain, rules, order) {
             batch.chain(chain, rules);
         }
     }
