@@ -50,7 +50,10 @@ impl State {
             // two ports of one pod are one endpoint
             let addresses: BTreeSet<IpAddr> =
                 ready.filter(|e| e.ready && e.local).map(|e| e.address.ip).collect();
-            Some((service.spec.name.clone(), HealthCheck { port, local_endpoints: addresses.len() }))
+            Some((
+                service.spec.name.clone(),
+                HealthCheck { port, local_endpoints: addresses.len() },
+            ))
         };
         self.services().filter_map(|service| check(service)).collect()
     }
@@ -65,7 +68,8 @@ impl State {
                     && port.has_endpoints()
             };
             total.internal += usize::from(none_local(port.spec.internal_policy));
-            total.external += usize::from(none_local(port.spec.external_policy));
+            let external = port.is_external() && none_local(port.spec.external_policy);
+            total.external += usize::from(external);
         }
         total
     }
@@ -88,7 +92,8 @@ fn udp_ports(service: &Service) -> impl Iterator<Item = PortView<'_>> {
 fn frontends(view: PortView<'_>) -> Frontends {
     let spec = view.spec;
     let ips = [spec.cluster_ip].into_iter();
-    let ips = ips.chain(spec.external_ips.iter().copied()).chain(spec.load_balancer_ips.iter().copied());
+    let ips =
+        ips.chain(spec.external_ips.iter().copied()).chain(spec.load_balancer_ips.iter().copied());
     let serving = view.endpoints.iter().filter(|endpoint| endpoint.serving);
     Frontends {
         addresses: ips.map(|ip| Address { ip, port: view.port.port }).collect(),

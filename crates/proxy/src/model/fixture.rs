@@ -37,7 +37,12 @@ pub(crate) fn service(full_name: &str, spec: Value) -> Service {
 
 /// A slice of a service with the port `p80` at 80 unless `fields` has others. Endpoints are texts:
 /// an address, then words: `local`, `unready`, `serving`, `terminating`, `zone=…`, `node=…`.
-pub(crate) fn slice(full_name: &str, suffix: &str, endpoints: &[&str], fields: Value) -> EndpointSlice {
+pub(crate) fn slice(
+    full_name: &str,
+    suffix: &str,
+    endpoints: &[&str],
+    fields: Value,
+) -> EndpointSlice {
     let service = name(full_name);
     let address = endpoints.first().map_or("", |e| e.split(' ').next().unwrap());
     let mut object = json!({

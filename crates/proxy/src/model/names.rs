@@ -82,7 +82,10 @@ impl ServiceName {
     /// Whether this can stand in a rule: names go into comments of at most 255 bytes, and into
     /// text that has quotes and lines of its own.
     pub(super) fn is_plain(&self) -> bool {
-        !self.namespace.is_empty() && !self.name.is_empty() && is_plain(&self.namespace) && is_plain(&self.name)
+        !self.namespace.is_empty()
+            && !self.name.is_empty()
+            && is_plain(&self.namespace)
+            && is_plain(&self.name)
     }
 }
 

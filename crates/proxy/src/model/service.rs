@@ -157,9 +157,13 @@ impl Spec {
             complaints.add("InvalidName", format_args!("the name {name:?} cannot stand in a rule"));
             return None;
         }
-        let Some(cluster_ip) = address(cluster_ip, Special::Local).filter(|ip| Family::of(*ip) == family)
+        let Some(cluster_ip) =
+            address(cluster_ip, Special::Local).filter(|ip| Family::of(*ip) == family)
         else {
-            complaints.add("InvalidAddress", format_args!("clusterIP {cluster_ip:?} is no usable {family} address"));
+            complaints.add(
+                "InvalidAddress",
+                format_args!("clusterIP {cluster_ip:?} is no usable {family} address"),
+            );
             return None;
         };
         let mut addresses = |field: &str, texts: &mut dyn Iterator<Item = &str>, special| {
@@ -168,7 +172,10 @@ impl Spec {
                 match address(text, special) {
                     Some(ip) if Family::of(ip) != family || found.contains(&ip) => {}
                     Some(ip) => found.push(ip),
-                    None => complaints.add("InvalidAddress", format_args!("{field} {text:?} is no usable IP address")),
+                    None => complaints.add(
+                        "InvalidAddress",
+                        format_args!("{field} {text:?} is no usable IP address"),
+                    ),
                 }
             }
             found
@@ -190,27 +197,34 @@ impl Spec {
         let source_ranges = source_ranges(spec, family, complaints);
         let is_external = match spec.type_.as_deref() {
             Some("LoadBalancer" | "NodePort") => true,
-            None | Some("ClusterIP") => spec.external_ips.as_ref().is_some_and(|ips| !ips.is_empty()),
+            None | Some("ClusterIP") => {
+                spec.external_ips.as_ref().is_some_and(|ips| !ips.is_empty())
+            }
             Some(_) => false,
         };
         let external_policy = match spec.external_traffic_policy.as_deref() {
             Some("Local") if is_external => Policy::Local,
             _ => Policy::Cluster,
         };
-        let health_check = spec.type_.as_deref() == Some("LoadBalancer") && external_policy == Policy::Local;
+        let health_check =
+            spec.type_.as_deref() == Some("LoadBalancer") && external_policy == Policy::Local;
         Some(Self {
             name: name.clone(),
             cluster_ip,
             external_ips,
             load_balancer_ips,
             source_ranges,
-            affinity: (spec.session_affinity.as_deref() == Some("ClientIP")).then(|| affinity(spec)),
+            affinity: (spec.session_affinity.as_deref() == Some("ClientIP"))
+                .then(|| affinity(spec)),
             internal_policy: match spec.internal_traffic_policy.as_deref() {
                 Some("Local") => Policy::Local,
                 _ => Policy::Cluster,
             },
             external_policy,
-            health_check_node_port: spec.health_check_node_port.filter(|_| health_check).and_then(port_number),
+            health_check_node_port: spec
+                .health_check_node_port
+                .filter(|_| health_check)
+                .and_then(port_number),
             ports: ports(spec, complaints),
         })
     }
@@ -229,7 +243,11 @@ fn cluster_ip(spec: &core::ServiceSpec, family: Family) -> Option<&str> {
     }
 }
 
-fn source_ranges(spec: &core::ServiceSpec, family: Family, complaints: &mut Complaints<'_>) -> Vec<Cidr> {
+fn source_ranges(
+    spec: &core::ServiceSpec,
+    family: Family,
+    complaints: &mut Complaints<'_>,
+) -> Vec<Cidr> {
     let mut ranges: Vec<Cidr> = Vec::new();
     for text in spec.load_balancer_source_ranges.iter().flatten() {
         // validation once allowed blanks around them
@@ -258,17 +276,26 @@ fn ports(spec: &core::ServiceSpec, complaints: &mut Complaints<'_>) -> Vec<Port>
     for port in spec.ports.iter().flatten() {
         let name = port.name.as_deref().unwrap_or_default();
         let protocol = Protocol::parse(port.protocol.as_deref());
-        let (Some(protocol), Some(number), true) = (protocol, port_number(port.port), is_plain(name)) else {
+        let (Some(protocol), Some(number), true) =
+            (protocol, port_number(port.port), is_plain(name))
+        else {
             complaints.add(
                 "InvalidPort",
-                format_args!("port {name:?} {}/{} is left out", port.port, port.protocol.as_deref().unwrap_or("TCP")),
+                format_args!(
+                    "port {name:?} {}/{} is left out",
+                    port.port,
+                    port.protocol.as_deref().unwrap_or("TCP")
+                ),
             );
             continue;
         };
         if !names.insert((name, protocol)) | !numbers.insert((number, protocol)) {
             complaints.add(
                 "DuplicatePort",
-                format_args!("port {name:?} {number}/{} is there twice; the first counts", protocol.as_str()),
+                format_args!(
+                    "port {name:?} {number}/{} is there twice; the first counts",
+                    protocol.as_str()
+                ),
             );
             continue;
         }

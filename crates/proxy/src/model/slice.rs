@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1 as discovery;
 
 use super::names::is_plain;
-use super::service::{Port, Special, Spec, address, port_number};
+use super::service::{Port, Spec, Special, address, port_number};
 use super::topology::{Hint, Hinted, categorize};
 use super::tracker::Complaints;
 use super::{Address, Endpoint, Family, Node, Protocol};
@@ -68,7 +68,8 @@ impl Slice {
             }
         }
         let endpoints = slice.endpoints.iter().flatten();
-        let endpoints = endpoints.filter_map(|e| read_endpoint(e, family, node, complaints)).collect();
+        let endpoints =
+            endpoints.filter_map(|e| read_endpoint(e, family, node, complaints)).collect();
         Some(Self { ports, endpoints })
     }
 }
@@ -124,7 +125,11 @@ pub(super) fn merge<'a>(
         if found.len() > MAX_ENDPOINTS {
             complaints.add(
                 "TooManyEndpoints",
-                format_args!("port {:?} has {} endpoints; {MAX_ENDPOINTS} are used", port.name, found.len()),
+                format_args!(
+                    "port {:?} has {} endpoints; {MAX_ENDPOINTS} are used",
+                    port.name,
+                    found.len()
+                ),
             );
             found.truncate(MAX_ENDPOINTS);
         }
@@ -159,7 +164,15 @@ fn merge_port<'a>(
 fn hinted(endpoint: &SliceEndpoint, address: Address, zone: Option<&str>) -> Hinted {
     let &SliceEndpoint { ready, serving, terminating, local, node, .. } = endpoint;
     Hinted {
-        endpoint: Endpoint { address, ready, serving, terminating, local, for_cluster: false, for_local: false },
+        endpoint: Endpoint {
+            address,
+            ready,
+            serving,
+            terminating,
+            local,
+            for_cluster: false,
+            for_local: false,
+        },
         node,
         zone: hint(endpoint.zones.iter().map(|zone| &**zone), zone),
     }
@@ -174,7 +187,12 @@ pub(super) fn from_endpoints(endpoints: &core::Endpoints) -> Vec<discovery::Endp
             let of_family = |address: &&core::EndpointAddress| {
                 address.ip.contains(':') == (family == Family::V6)
             };
-            let ready = subset.addresses.iter().flatten().filter(of_family).map(|a| slice_endpoint(a, true));
+            let ready = subset
+                .addresses
+                .iter()
+                .flatten()
+                .filter(of_family)
+                .map(|a| slice_endpoint(a, true));
             let not_ready = subset.not_ready_addresses.iter().flatten().filter(of_family);
             let all: Vec<_> = ready.chain(not_ready.map(|a| slice_endpoint(a, false))).collect();
             if all.is_empty() {

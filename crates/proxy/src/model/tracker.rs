@@ -144,7 +144,9 @@ impl<'a> Complaints<'a> {
     }
 
     fn tell(self, warnings: &mut Vec<Warning>) {
-        let Some(mut warning) = self.first.filter(|_| warnings.len() < MAX_WARNINGS) else { return };
+        let Some(mut warning) = self.first.filter(|_| warnings.len() < MAX_WARNINGS) else {
+            return;
+        };
         if self.more > 0 {
             warning.message.push_str(&format!(" (and {} more)", self.more));
         }
@@ -249,7 +251,8 @@ impl Tracker {
     /// A slice was added or changed. Whether there is something to do.
     pub fn apply_slice(&mut self, slice: &discovery::EndpointSlice) -> bool {
         let metadata = &slice.metadata;
-        let (Some(slice_name), Some(service)) = (object_name(metadata), service_of(metadata)) else {
+        let (Some(slice_name), Some(service)) = (object_name(metadata), service_of(metadata))
+        else {
             return self.delete_slice(slice);
         };
         let mut complaints =
@@ -258,8 +261,8 @@ impl Tracker {
             return false;
         };
         let key = slice_key(&slice_name);
-        let moved = self.owners.get(&key).is_some_and(|owner| *owner != service)
-            && self.remove_slice(&key);
+        let moved =
+            self.owners.get(&key).is_some_and(|owner| *owner != service) && self.remove_slice(&key);
         if !self.owners.contains_key(&key) {
             self.owners.insert(key.clone(), service.clone());
         }
@@ -363,6 +366,12 @@ impl Tracker {
         changes.everything = was_large != self.state.is_large();
         changes.warnings = std::mem::take(&mut self.warnings);
         changes
+    }
+
+    /// Whether it remembers nothing at all.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.objects.is_empty() && self.owners.is_empty() && self.dirty.is_empty()
     }
 
     fn build(&mut self, name: &ServiceName) -> Option<Arc<Service>> {

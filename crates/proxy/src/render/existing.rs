@@ -97,7 +97,8 @@ impl Existing {
     /// Adds one line; `table` is the one that the lines are of.
     fn read_line(&mut self, table: &mut Option<Table>, line: &str) {
         if let Some(name) = line.strip_prefix('*') {
-            *table = [Table::Filter, Table::Nat].into_iter().find(|t| t.as_str() == name.trim_end());
+            *table =
+                [Table::Filter, Table::Nat].into_iter().find(|t| t.as_str() == name.trim_end());
             return;
         }
         let Some(table) = *table else { return };

@@ -143,10 +143,7 @@ pub(super) fn nat_chains(settings: &Settings) -> [(&'static str, String); 2] {
             ..Rule::default()
         },
         // the mark is taken off: the packet may come through here again
-        Rule {
-            target: Target::Fixed(&format!("MARK --set-xmark {mark}/0x0")),
-            ..Rule::default()
-        },
+        Rule { target: Target::Fixed(&format!("MARK --set-xmark {mark}/0x0")), ..Rule::default() },
         Rule {
             comment: &["kubernetes service traffic requiring SNAT"],
             target: Target::Fixed(if settings.random_fully {

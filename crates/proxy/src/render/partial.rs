@@ -44,7 +44,9 @@ impl Rendered {
         let mut rendered = Self::default();
         if let Some(service) = service {
             let Self { chains: own, shared } = &mut rendered;
-            chains(service, settings, brief, &mut |chain, rules| own.push((chain, rules.to_owned())));
+            chains(service, settings, brief, &mut |chain, rules| {
+                own.push((chain, rules.to_owned()))
+            });
             shared_rules(service, settings, &mut |chain, rule| shared.push((chain, rule)));
         }
         rendered
@@ -68,7 +70,8 @@ pub fn partial(state: &State, changes: &[Change], settings: &Settings) -> Partia
     for change in changes {
         let before = Rendered::of(change.before.as_deref(), settings, brief);
         let after = Rendered::of(change.after.as_deref(), settings, brief);
-        let old: HashMap<_, _> = before.chains.iter().map(|(chain, rules)| (chain, rules)).collect();
+        let old: HashMap<_, _> =
+            before.chains.iter().map(|(chain, rules)| (chain, rules)).collect();
         for (chain, rules) in &after.chains {
             partial.nat_growth += lines(rules);
             if old.get(chain) != Some(&rules) {

@@ -116,8 +116,7 @@ impl<'a> PortRules<'a> {
 
         let external = Target::Chain(self.chain(Kind::External));
         let firewall = self.chain(Kind::Firewall);
-        let balanced =
-            if self.has_firewall() { Target::Chain(firewall) } else { external };
+        let balanced = if self.has_firewall() { Target::Chain(firewall) } else { external };
         let outside = [
             (&spec.external_ips, " external IP", external),
             (&spec.load_balancer_ips, " loadbalancer IP", balanced),
@@ -267,8 +266,7 @@ impl<'a> PortRules<'a> {
         }
         let mut matches = String::new();
         let mut lead = |to: &Destination<'_>, matches: &str| {
-            let comment: &[&str] =
-                if brief { &[] } else { &[&self.name, " -> ", &to.address] };
+            let comment: &[&str] = if brief { &[] } else { &[&self.name, " -> ", &to.address] };
             let target = Target::Chain(to.chain);
             line(text, &Rule { comment, matches, target, ..Rule::default() });
         };

@@ -63,10 +63,21 @@ impl Kernel {
     pub(super) fn sorted(&self) -> String {
         let mut kernel = self.clone();
         for chains in kernel.tables.values_mut() {
-            let shared = ["KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-FIREWALL"];
-            for rules in shared.iter().filter_map(|c| chains.remove(*c).map(|rules| (*c, rules))).collect::<Vec<_>>() {
+            let shared = [
+                "KUBE-SERVICES",
+                "KUBE-NODEPORTS",
+                "KUBE-EXTERNAL-SERVICES",
+                "KUBE-PROXY-FIREWALL",
+            ];
+            for rules in shared
+                .iter()
+                .filter_map(|c| chains.remove(*c).map(|rules| (*c, rules)))
+                .collect::<Vec<_>>()
+            {
                 let (chain, mut rules) = rules;
-                rules.sort_by_key(|rule| (rule.contains("NOTE: this must be the last rule"), rule.clone()));
+                rules.sort_by_key(|rule| {
+                    (rule.contains("NOTE: this must be the last rule"), rule.clone())
+                });
                 chains.insert(chain.to_owned(), rules);
             }
         }

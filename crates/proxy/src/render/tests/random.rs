@@ -81,7 +81,11 @@ fn endpoint() -> impl Strategy<Value = String> {
     let state = select(vec!["", "", "", " unready", " serving", " serving terminating"]);
     let hint = select(vec!["", " zone=zone-a", " zone=zone-b", " node=node-a", " node=node-b"]);
     (1..5u8, any::<bool>(), state, hint).prop_map(|(host, local, state, hint)| {
-        format!("10.244.{}.{host}{}{state}{hint}", u8::from(!local), if local { " local" } else { "" })
+        format!(
+            "10.244.{}.{host}{}{state}{hint}",
+            u8::from(!local),
+            if local { " local" } else { "" }
+        )
     })
 }
 
@@ -166,7 +170,12 @@ fn external(port: &PortView<'_>, settings: &Settings, packet: &Packet<'_>) -> BT
     }
 }
 
-fn to_any(port: &PortView<'_>, policy: Policy, masqueraded: bool, packet: &Packet<'_>) -> BTreeSet<Fate> {
+fn to_any(
+    port: &PortView<'_>,
+    policy: Policy,
+    masqueraded: bool,
+    packet: &Packet<'_>,
+) -> BTreeSet<Fate> {
     if !port.has_endpoints() {
         return BTreeSet::from([Fate::Rejected]);
     }

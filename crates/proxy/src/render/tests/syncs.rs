@@ -84,8 +84,16 @@ fn the_switch_is_the_last_transaction() {
     let mut tracker = tracker(Family::V4);
     for i in 0..400 {
         let full_name = format!("ns/svc{i}");
-        tracker.apply_service(&service(&full_name, json!({"clusterIP": format!("10.96.{}.{}", i / 250, i % 250 + 1)})));
-        tracker.apply_slice(&slice(&full_name, "a", &["10.244.1.1", "10.244.1.2", "10.244.1.3"], json!({})));
+        tracker.apply_service(&service(
+            &full_name,
+            json!({"clusterIP": format!("10.96.{}.{}", i / 250, i % 250 + 1)}),
+        ));
+        tracker.apply_slice(&slice(
+            &full_name,
+            "a",
+            &["10.244.1.1", "10.244.1.2", "10.244.1.3"],
+            json!({}),
+        ));
     }
     tracker.take_changes();
     let (settings, existing) = (settings(), Existing::default());
@@ -124,7 +132,12 @@ fn one_more_service_is_one_small_transaction() {
     tracker.apply_service(&service("ns/new", json!({"clusterIP": "10.96.0.9"})));
     let changes = tracker.take_changes();
     let texts = follow(&mut kernel, &tracker, &changes);
-    assert_eq!(texts, ["*filter\n-A KUBE-SERVICES -d 10.96.0.9/32 -p tcp -m comment --comment \"ns/new:p80 has no endpoints\" -m tcp --dport 80 -j REJECT --reject-with icmp-port-unreachable\nCOMMIT\n"]);
+    assert_eq!(
+        texts,
+        [
+            "*filter\n-A KUBE-SERVICES -d 10.96.0.9/32 -p tcp -m comment --comment \"ns/new:p80 has no endpoints\" -m tcp --dport 80 -j REJECT --reject-with icmp-port-unreachable\nCOMMIT\n"
+        ]
+    );
     tracker.apply_slice(&slice("ns/new", "a", &["10.244.1.9"], json!({})));
     let changes = tracker.take_changes();
     let texts = follow(&mut kernel, &tracker, &changes);
@@ -161,7 +174,11 @@ fn a_service_that_goes_takes_its_chains_along() {
     assert_eq!(partial.stale.len(), 4);
     assert!(partial.written.is_empty());
     // the chains go afterwards, by themselves
-    assert!(partial.transactions.iter().all(|text| !text.contains("-X")), "{:?}", partial.transactions);
+    assert!(
+        partial.transactions.iter().all(|text| !text.contains("-X")),
+        "{:?}",
+        partial.transactions
+    );
     follow(&mut kernel, &tracker, &changes);
     assert_eq!(kernel.sorted(), synced(tracker.state(), &settings()).sorted());
 }
@@ -170,7 +187,10 @@ fn a_service_that_goes_takes_its_chains_along() {
 fn many_removals_write_the_shared_chains_anew() {
     let mut tracker = tracker(Family::V4);
     for i in 1..40 {
-        tracker.apply_service(&service(&format!("ns/svc{i}"), json!({"clusterIP": format!("10.96.0.{i}")})));
+        tracker.apply_service(&service(
+            &format!("ns/svc{i}"),
+            json!({"clusterIP": format!("10.96.0.{i}")}),
+        ));
         tracker.apply_slice(&slice(&format!("ns/svc{i}"), "a", &["10.244.1.1"], json!({})));
     }
     tracker.take_changes();
@@ -202,7 +222,17 @@ fn a_chain_that_is_used_again_is_not_stale() {
 #[test]
 fn nothing_of_ours_is_nothing_to_clean() {
     assert!(cleanup(&Existing::read(Kernel::default().save().lines())).is_empty());
-    let garbage = ["-A KUBE-SERVICES", "*", "*mangle", ":KUBE-X", "*nat", ":", "-A", "-A KUBE-SERVICES", "COMMIT"];
+    let garbage = [
+        "-A KUBE-SERVICES",
+        "*",
+        "*mangle",
+        ":KUBE-X",
+        "*nat",
+        ":",
+        "-A",
+        "-A KUBE-SERVICES",
+        "COMMIT",
+    ];
     let existing = Existing::read(garbage);
     assert!(!existing.has(Table::Nat, "KUBE-SERVICES"));
     assert!(!existing.has(Table::Filter, "KUBE-X"));

@@ -28,7 +28,10 @@ pub(super) enum Fate {
     /// Goes where it wants to.
     Passes,
     /// Goes to an endpoint, with the node as its source or with its own.
-    Led { to: String, masqueraded: bool },
+    Led {
+        to: String,
+        masqueraded: bool,
+    },
     Rejected,
     Dropped,
 }
@@ -69,7 +72,13 @@ pub(super) fn walk(kernel: &Kernel, packet: &Packet<'_>) -> BTreeSet<Fate> {
     ends.into_iter().flat_map(fate).collect()
 }
 
-fn chain(kernel: &Kernel, table: &str, name: &str, packet: &Packet<'_>, marked: bool) -> BTreeSet<End> {
+fn chain(
+    kernel: &Kernel,
+    table: &str,
+    name: &str,
+    packet: &Packet<'_>,
+    marked: bool,
+) -> BTreeSet<End> {
     let mut ends = BTreeSet::new();
     let mut marks = BTreeSet::from([marked]);
     for rule in kernel.chain(table, name) {
@@ -151,7 +160,8 @@ impl Packet<'_> {
                     continue;
                 }
                 "-j" => break,
-                "-m" | "--comment" | "--mode" | "--mask" | "--set" | "--nfacct-name" | "--seconds" => {
+                "-m" | "--comment" | "--mode" | "--mask" | "--set" | "--nfacct-name"
+                | "--seconds" => {
                     if word != "--set" {
                         next();
                     }

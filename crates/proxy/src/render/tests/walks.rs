@@ -80,7 +80,9 @@ fn internal_policy_local() {
 #[test]
 fn outside_with_the_policy_cluster() {
     let kernel = kernel(balancer("Cluster"), &["10.244.1.8"]);
-    for (to, port) in [("198.51.100.1", 80), ("198.51.100.2", 80), (NODE_IP, 30080), ("127.0.0.1", 30080)] {
+    for (to, port) in
+        [("198.51.100.1", 80), ("198.51.100.2", 80), (NODE_IP, 30080), ("127.0.0.1", 30080)]
+    {
         assert_eq!(fates(&kernel, FAR, to, port), led(&["10.244.1.8:80"], true), "{to}:{port}");
     }
     // the load balancer has it: it is not ours
@@ -105,7 +107,9 @@ fn outside_with_the_policy_local() {
 #[test]
 fn nobody_there() {
     let kernel = kernel(balancer("Cluster"), &[]);
-    for (to, port) in [("10.96.0.1", 80), ("198.51.100.1", 80), ("198.51.100.2", 80), (NODE_IP, 30080)] {
+    for (to, port) in
+        [("10.96.0.1", 80), ("198.51.100.1", 80), ("198.51.100.2", 80), (NODE_IP, 30080)]
+    {
         assert_eq!(fates(&kernel, FAR, to, port), one_of(Fate::Rejected), "{to}:{port}");
     }
 }
@@ -145,14 +149,19 @@ fn localhost_is_guarded() {
 #[test]
 fn no_detector_masquerades_no_cluster_ip() {
     let (tracker, _) = one(json!({"clusterIP": "10.96.0.1"}), &["10.244.1.8"]);
-    let with = |settings: &Settings| fates(&synced(tracker.state(), settings), FAR, "10.96.0.1", 80);
+    let with =
+        |settings: &Settings| fates(&synced(tracker.state(), settings), FAR, "10.96.0.1", 80);
     let none = Settings { detector: LocalDetector::None, ..settings() };
     assert_eq!(with(&none), led(&["10.244.1.8:80"], false));
     assert_eq!(with(&Settings { masquerade_all: true, ..none }), led(&["10.244.1.8:80"], true));
-    let bridge = |name: &str| Settings { detector: LocalDetector::Bridge(name.into()), ..settings() };
+    let bridge =
+        |name: &str| Settings { detector: LocalDetector::Bridge(name.into()), ..settings() };
     assert_eq!(with(&bridge("eth0")), led(&["10.244.1.8:80"], false));
     assert_eq!(with(&bridge("cbr0")), led(&["10.244.1.8:80"], true));
-    let prefix = |name: &str| Settings { detector: LocalDetector::InterfacePrefix(name.into()), ..settings() };
+    let prefix = |name: &str| Settings {
+        detector: LocalDetector::InterfacePrefix(name.into()),
+        ..settings()
+    };
     assert_eq!(with(&prefix("eth")), led(&["10.244.1.8:80"], false));
     assert_eq!(with(&prefix("veth")), led(&["10.244.1.8:80"], true));
 }
@@ -164,7 +173,9 @@ fn a_client_stays_with_its_endpoint() {
     let kernel = synced(tracker.state(), &settings());
     let (chain, _) = kernel
         .chains("nat")
-        .find(|(_, rules)| rules.iter().any(|rule| rule.ends_with("--to-destination 10.244.1.8:80")))
+        .find(|(_, rules)| {
+            rules.iter().any(|rule| rule.ends_with("--to-destination 10.244.1.8:80"))
+        })
         .unwrap();
     let packet = Packet {
         protocol: Protocol::Tcp,
