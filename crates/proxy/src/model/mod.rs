@@ -10,14 +10,18 @@ mod facts;
 mod names;
 mod service;
 mod slice;
+mod state;
 mod topology;
 mod tracker;
+mod warnings;
 
 pub use endpoints::{Address, Endpoint};
 pub use facts::{Frontends, HealthCheck, NoLocalEndpoints};
 pub use names::{Cidr, CidrError, Family, Protocol, ServiceName};
 pub use service::{Policy, Port, PortView, Service, Spec};
-pub use tracker::{Change, Changes, Node, State, Tracker, Warning};
+pub use state::{Change, Changes, State};
+pub use tracker::{Node, Tracker};
+pub use warnings::Warning;
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

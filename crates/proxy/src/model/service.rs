@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1 as core;
 
 use super::names::is_plain;
-use super::tracker::Complaints;
+use super::warnings::Complaints;
 use super::{Cidr, Endpoint, Family, Protocol, ServiceName};
 
 /// How long ClientIP affinity lasts where the service does not say, in seconds: three hours.
@@ -45,7 +45,7 @@ pub struct Spec {
     /// Where load balancers ask whether this node has endpoints.
     pub health_check_node_port: Option<u16>,
     /// Its ports.
-    pub ports: Vec<Port>,
+    pub ports: Box<[Port]>,
 }
 
 /// One port of a service.
@@ -225,7 +225,7 @@ impl Spec {
                 .health_check_node_port
                 .filter(|_| health_check)
                 .and_then(port_number),
-            ports: ports(spec, complaints),
+            ports: ports(spec, complaints).into(),
         })
     }
 }

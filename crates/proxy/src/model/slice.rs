@@ -9,7 +9,7 @@ use k8s_openapi::api::discovery::v1 as discovery;
 use super::names::is_plain;
 use super::service::{Port, Spec, Special, address, port_number};
 use super::topology::{Hint, Hinted, categorize};
-use super::tracker::Complaints;
+use super::warnings::Complaints;
 use super::{Address, Endpoint, Family, Node, Protocol};
 
 /// More endpoints than this are left out of a port: a chain of so many rules is no balancing any
@@ -19,8 +19,8 @@ const MAX_ENDPOINTS: usize = 10_000;
 /// What is kept of an EndpointSlice.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Slice {
-    ports: Vec<SlicePort>,
-    endpoints: Vec<SliceEndpoint>,
+    ports: Box<[SlicePort]>,
+    endpoints: Box<[SliceEndpoint]>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ impl Slice {
         let endpoints = slice.endpoints.iter().flatten();
         let endpoints =
             endpoints.filter_map(|e| read_endpoint(e, family, node, complaints)).collect();
-        Some(Self { ports, endpoints })
+        Some(Self { ports: ports.into(), endpoints })
     }
 }
 
@@ -148,7 +148,7 @@ fn merge_port<'a>(
     for slice in slices {
         let same = |p: &&SlicePort| p.name == port.name && p.protocol == port.protocol;
         for number in slice.ports.iter().filter(same).map(|p| p.number) {
-            for endpoint in &slice.endpoints {
+            for endpoint in slice.endpoints.iter() {
                 let address = Address { ip: endpoint.ip, port: number };
                 // An address can be there twice: in two slices while it moves, or for two pods
                 // when one got the address of another that terminates. The living one counts.

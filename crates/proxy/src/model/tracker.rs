@@ -1,5 +1,4 @@
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
@@ -9,7 +8,8 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::service::Spec;
 use super::slice::{self, Slice};
-use super::{Family, Protocol, Service, ServiceName};
+use super::warnings::Complaints;
+use super::{Change, Changes, Family, Protocol, Service, ServiceName, State, Warning};
 
 /// Names the service that a slice belongs to.
 pub(super) const SERVICE_LABEL: &str = "kubernetes.io/service-name";
@@ -19,10 +19,6 @@ const OTHER_PROXY_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 /// When what an endpoint stands for changed, on slices.
 const TRIGGER_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
-/// With more endpoints than this, rules go without comments: the kernel holds them for each rule.
-const LARGE: usize = 1000;
-/// As many warnings are kept between two looks at them.
-const MAX_WARNINGS: usize = 64;
 
 /// What endpoints are compared with to tell which are near.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -33,132 +29,15 @@ pub struct Node {
     pub zone: Option<String>,
 }
 
-/// All services of one family and their endpoints: what the kernel is to follow.
-#[derive(Debug, Clone, Default)]
-pub struct State {
-    services: BTreeMap<ServiceName, Arc<Service>>,
-    endpoints: usize,
-}
-
-impl State {
-    /// All services in the order of their names.
-    pub fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
-        self.services.values()
-    }
-
-    /// One service.
-    pub fn service(&self, name: &ServiceName) -> Option<&Arc<Service>> {
-        self.services.get(name)
-    }
-
-    /// How many endpoints all ports of all services have.
-    pub fn endpoints(&self) -> usize {
-        self.endpoints
-    }
-
-    /// Whether there are so many endpoints that rules go without comments.
-    pub fn is_large(&self) -> bool {
-        self.endpoints > LARGE
-    }
-
-    fn set(&mut self, name: &ServiceName, service: Option<Arc<Service>>) -> Option<Arc<Service>> {
-        self.endpoints += service.as_deref().map_or(0, count);
-        let before = match service {
-            Some(service) => self.services.insert(name.clone(), service),
-            None => self.services.remove(name),
-        };
-        self.endpoints -= before.as_deref().map_or(0, count);
-        before
-    }
-}
-
-fn count(service: &Service) -> usize {
-    service.endpoints.iter().map(|endpoints| endpoints.len()).sum()
-}
-
-/// A service before and after.
-#[derive(Debug, Clone)]
-pub struct Change {
-    /// As it was at the last [`Tracker::take_changes`]; none when it is new.
-    pub before: Option<Arc<Service>>,
-    /// As it is; none when it is gone.
-    pub after: Option<Arc<Service>>,
-}
-
-/// What happened since the last [`Tracker::take_changes`].
-#[derive(Debug, Default)]
-pub struct Changes {
-    /// The services that changed, in the order of their names.
-    pub services: Vec<Change>,
-    /// The rules of services that did not change are other ones too: only a full sync will do.
-    pub everything: bool,
-    /// A service with a UDP port changed: flows that the kernel keeps may be stale.
-    pub udp: bool,
-    /// Of services that changed, the oldest moment at which what they stand for changed.
-    pub triggers: Vec<(ServiceName, Timestamp)>,
-    /// What was left out of objects that changed, and why.
-    pub warnings: Vec<Warning>,
-}
-
-/// Something about an object that was left out.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Warning {
-    /// The kind of the object: `Service` or `EndpointSlice`.
-    pub kind: &'static str,
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// The reason, for an event.
-    pub reason: &'static str,
-    /// What and why.
-    pub message: String,
-}
-
-/// Complaints about one object: the first in full, of others how many there are.
-pub(super) struct Complaints<'a> {
-    kind: &'static str,
-    namespace: &'a str,
-    name: &'a str,
-    first: Option<Warning>,
-    more: usize,
-}
-
-impl<'a> Complaints<'a> {
-    fn about(kind: &'static str, namespace: &'a str, name: &'a str) -> Self {
-        Self { kind, namespace, name, first: None, more: 0 }
-    }
-
-    pub(super) fn add(&mut self, reason: &'static str, message: fmt::Arguments<'_>) {
-        if self.first.is_some() {
-            self.more += 1;
-            return;
-        }
-        self.first = Some(Warning {
-            kind: self.kind,
-            namespace: self.namespace.to_owned(),
-            name: self.name.to_owned(),
-            reason,
-            message: message.to_string(),
-        });
-    }
-
-    fn tell(self, warnings: &mut Vec<Warning>) {
-        let Some(mut warning) = self.first.filter(|_| warnings.len() < MAX_WARNINGS) else {
-            return;
-        };
-        if self.more > 0 {
-            warning.message.push_str(&format!(" (and {} more)", self.more));
-        }
-        warnings.push(warning);
-    }
-}
+/// Slices are named as services are.
+type SliceName = ServiceName;
 
 /// What was read of the objects of one service.
 #[derive(Debug, Default)]
 struct Objects {
     spec: Option<Seen<Arc<Spec>>>,
-    slices: BTreeMap<Box<str>, Seen<Slice>>,
+    /// By their names. Nearly all services have one: no tree for it.
+    slices: Vec<(SliceName, Seen<Slice>)>,
     trigger: Option<Timestamp>,
 }
 
@@ -177,8 +56,8 @@ pub struct Tracker {
     node: Node,
     started: Timestamp,
     objects: BTreeMap<ServiceName, Objects>,
-    /// The service of each slice, by namespace and name of the slice: labels can change.
-    owners: BTreeMap<(Box<str>, Box<str>), ServiceName>,
+    /// The service of each slice: labels can change.
+    owners: BTreeMap<SliceName, ServiceName>,
     dirty: BTreeSet<ServiceName>,
     warnings: Vec<Warning>,
     state: State,
@@ -213,7 +92,9 @@ impl Tracker {
 
     /// A service was added or changed. Whether there is something to do.
     pub fn apply_service(&mut self, service: &core::Service) -> bool {
-        let Some(name) = object_name(&service.metadata) else { return false };
+        let Some(name) = object_name(&service.metadata).map(|name| self.known(name)) else {
+            return false;
+        };
         if has_label(&service.metadata, OTHER_PROXY_LABEL) {
             return self.delete_service(&name);
         }
@@ -260,20 +141,24 @@ impl Tracker {
         let Some(read) = Slice::read(slice, self.family, &self.node, &mut complaints) else {
             return false;
         };
-        let key = slice_key(&slice_name);
-        let moved =
-            self.owners.get(&key).is_some_and(|owner| *owner != service) && self.remove_slice(&key);
-        if !self.owners.contains_key(&key) {
-            self.owners.insert(key.clone(), service.clone());
-        }
+        let service = self.known(service);
+        let moved = self.owners.get(&slice_name).is_some_and(|owner| *owner != service)
+            && self.remove_slice(&slice_name);
         let objects = self.objects.entry(service.clone()).or_default();
-        if let Some(seen) = objects.slices.get_mut(&key.1)
-            && seen.what == read
-        {
-            seen.list = self.list;
-            return moved;
+        let at = objects.slices.binary_search_by(|(name, _)| name.cmp(&slice_name));
+        let seen = Seen { what: read, list: self.list };
+        match at {
+            Ok(at) if objects.slices[at].1.what == seen.what => {
+                objects.slices[at].1.list = seen.list;
+                return moved;
+            }
+            Ok(at) => objects.slices[at].1 = seen,
+            Err(at) => {
+                objects.slices.reserve_exact(1);
+                objects.slices.insert(at, (slice_name.clone(), seen));
+                self.owners.insert(slice_name.clone(), service.clone());
+            }
         }
-        objects.slices.insert(key.1, Seen { what: read, list: self.list });
         if let Some(trigger) = trigger_time(metadata).filter(|at| *at > self.started) {
             objects.trigger = Some(objects.trigger.map_or(trigger, |oldest| oldest.min(trigger)));
         }
@@ -284,7 +169,7 @@ impl Tracker {
 
     /// A slice is gone. Whether there is something to do.
     pub fn delete_slice(&mut self, slice: &discovery::EndpointSlice) -> bool {
-        object_name(&slice.metadata).is_some_and(|name| self.remove_slice(&slice_key(&name)))
+        object_name(&slice.metadata).is_some_and(|name| self.remove_slice(&name))
     }
 
     /// Endpoints were added or changed, in a cluster without slices. Whether there is something
@@ -292,19 +177,19 @@ impl Tracker {
     pub fn apply_endpoints(&mut self, endpoints: &core::Endpoints) -> bool {
         let Some(service) = object_name(&endpoints.metadata) else { return false };
         let slices = slice::from_endpoints(endpoints);
-        let mut gone = self.slice_keys(&service);
+        let mut gone = self.slices_of(&service);
         let mut changed = false;
         for slice in &slices {
-            gone.retain(|(_, name)| slice.metadata.name.as_deref() != Some(&**name));
+            gone.retain(|gone| slice.metadata.name.as_deref() != Some(&*gone.name));
             changed |= self.apply_slice(slice);
         }
-        gone.iter().fold(changed, |changed, key| self.remove_slice(key) | changed)
+        gone.iter().fold(changed, |changed, name| self.remove_slice(name) | changed)
     }
 
     /// Endpoints are gone, in a cluster without slices. Whether there is something to do.
     pub fn delete_endpoints(&mut self, service: &ServiceName) -> bool {
-        let keys = self.slice_keys(service);
-        keys.iter().fold(false, |changed, key| self.remove_slice(key) | changed)
+        let gone = self.slices_of(service);
+        gone.iter().fold(false, |changed, name| self.remove_slice(name) | changed)
     }
 
     /// A list of services, slices or endpoints begins: all of them are told again.
@@ -326,12 +211,10 @@ impl Tracker {
     /// there is something to do.
     pub fn end_list_slices(&mut self) -> bool {
         let list = self.list;
-        let mut gone = Vec::new();
-        for (service, objects) in &self.objects {
-            let old = objects.slices.iter().filter(|(_, seen)| seen.list != list);
-            gone.extend(old.map(|(name, _)| ((*service.namespace).into(), name.clone())));
-        }
-        gone.iter().fold(false, |changed, key| self.remove_slice(key) | changed)
+        let slices = self.objects.values().flat_map(|objects| &objects.slices);
+        let gone: Vec<_> =
+            slices.filter(|(_, seen)| seen.list != list).map(|(name, _)| name.clone()).collect();
+        gone.iter().fold(false, |changed, name| self.remove_slice(name) | changed)
     }
 
     /// The zone of the node is another one. Whether there is something to do.
@@ -340,7 +223,7 @@ impl Tracker {
             return false;
         }
         self.node.zone = zone.map(str::to_owned);
-        self.dirty.extend(self.state.services.keys().cloned());
+        self.dirty.extend(self.state.services().map(|service| service.spec.name.clone()));
         true
     }
 
@@ -378,16 +261,16 @@ impl Tracker {
         let objects = self.objects.get(name)?;
         let spec = &objects.spec.as_ref()?.what;
         let mut complaints = Complaints::about("Service", &name.namespace, &name.name);
-        let slices = objects.slices.values().map(|seen| &seen.what);
+        let slices = objects.slices.iter().map(|(_, seen)| &seen.what);
         let endpoints = slice::merge(spec, slices, self.node.zone.as_deref(), &mut complaints);
         complaints.tell(&mut self.warnings);
         Some(Arc::new(Service { spec: spec.clone(), endpoints }))
     }
 
-    fn remove_slice(&mut self, key: &(Box<str>, Box<str>)) -> bool {
-        let Some(service) = self.owners.remove(key) else { return false };
+    fn remove_slice(&mut self, slice: &SliceName) -> bool {
+        let Some(service) = self.owners.remove(slice) else { return false };
         if let Some(objects) = self.objects.get_mut(&service) {
-            objects.slices.remove(&key.1);
+            objects.slices.retain(|(name, _)| name != slice);
             // the annotation tells of the last change, not of this removal
             objects.trigger = None;
         }
@@ -396,9 +279,14 @@ impl Tracker {
         true
     }
 
-    fn slice_keys(&self, service: &ServiceName) -> Vec<(Box<str>, Box<str>)> {
-        let names = self.objects.get(service).into_iter().flat_map(|objects| objects.slices.keys());
-        names.map(|name| ((*service.namespace).into(), name.clone())).collect()
+    fn slices_of(&self, service: &ServiceName) -> Vec<SliceName> {
+        let slices = self.objects.get(service).into_iter().flat_map(|objects| &objects.slices);
+        slices.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The same name, sharing its memory with what is here already.
+    fn known(&self, name: ServiceName) -> ServiceName {
+        self.objects.get_key_value(&name).map_or(name, |(known, _)| known.clone())
     }
 
     fn forget_empty(&mut self, name: &ServiceName) {
@@ -411,10 +299,6 @@ impl Tracker {
 
 fn object_name(metadata: &ObjectMeta) -> Option<ServiceName> {
     Some(ServiceName::new(metadata.namespace.as_deref()?, metadata.name.as_deref()?))
-}
-
-fn slice_key(name: &ServiceName) -> (Box<str>, Box<str>) {
-    ((*name.namespace).into(), (*name.name).into())
 }
 
 fn has_label(metadata: &ObjectMeta, label: &str) -> bool {

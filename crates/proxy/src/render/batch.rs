@@ -1,6 +1,7 @@
 use std::mem::take;
 
 use super::Table;
+use super::rule::Chain;
 
 /// As many chains are written in one transaction: iptables-nft takes time with the square of them.
 const MAX_CHAINS: usize = 500;
@@ -21,12 +22,11 @@ impl Batch {
         self.chains += 1;
     }
 
-    /// Writes a chain with its rules, one on a line.
-    pub(super) fn chain(&mut self, chain: &str, rules: &str) {
-        self.declare(chain);
-        for rule in rules.lines() {
-            self.edit("-A", chain, rule);
-        }
+    /// Writes a chain with its rules.
+    pub(super) fn chain(&mut self, chain: &Chain) {
+        self.declare(&chain.name);
+        self.rules.push_str(&chain.lines);
+        self.lines += chain.count;
     }
 
     /// Changes a chain by one rule: `-A`, `-I`, `-D`.

@@ -1,6 +1,8 @@
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use super::rule::Chain;
+
 /// A table of rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Table {
@@ -44,15 +46,15 @@ pub(super) struct Sum {
 }
 
 impl Sum {
-    /// Of rules without their chain, one on a line.
-    pub(super) fn of(rules: &str) -> Self {
+    /// Of the lines that append rules to a chain.
+    fn of(rules: &str) -> Self {
         let mut sum = Self::default();
-        rules.lines().for_each(|rule| sum.add(rule));
+        rules.lines().for_each(|line| sum.add(line));
         sum
     }
 
-    fn add(&mut self, rule: &str) {
-        let hash = hash(rule);
+    fn add(&mut self, line: &str) {
+        let hash = hash(line);
         self.ordered = self.ordered.rotate_left(5).wrapping_mul(0x517c_c1b7_2722_0a95) ^ hash;
         self.unordered = self.unordered.wrapping_add(hash);
         self.rules += 1;
@@ -82,26 +84,26 @@ type Jumps = HashMap<(Table, Box<str>), Vec<u64>>;
 pub struct Existing {
     chains: [HashMap<Box<str>, Sum>; 2],
     jumps: Jumps,
+    /// The table that the lines are of.
+    table: Option<Table>,
 }
 
 impl Existing {
-    /// Reads the lines that `iptables-save` printed for one table or for several. What it does not
-    /// know it skips: such rules are nobody's here.
+    /// Reads all that `iptables-save` printed for one table or for several.
     pub fn read<'a>(lines: impl IntoIterator<Item = &'a str>) -> Self {
         let mut existing = Self::default();
-        let mut table = None;
-        lines.into_iter().for_each(|line| existing.read_line(&mut table, line));
+        lines.into_iter().for_each(|line| existing.read_line(line));
         existing
     }
 
-    /// Adds one line; `table` is the one that the lines are of.
-    fn read_line(&mut self, table: &mut Option<Table>, line: &str) {
+    /// Reads the next line. What it does not know it skips: such rules are nobody's here.
+    pub fn read_line(&mut self, line: &str) {
+        let line = line.trim_end();
         if let Some(name) = line.strip_prefix('*') {
-            *table =
-                [Table::Filter, Table::Nat].into_iter().find(|t| t.as_str() == name.trim_end());
+            self.table = [Table::Filter, Table::Nat].into_iter().find(|t| t.as_str() == name);
             return;
         }
-        let Some(table) = *table else { return };
+        let Some(table) = self.table else { return };
         if let Some(chain) = line.strip_prefix(':') {
             let name = chain.split(' ').next().unwrap_or_default();
             if name.starts_with("KUBE-") {
@@ -110,9 +112,8 @@ impl Existing {
         } else if let Some((chain, rule)) =
             line.strip_prefix("-A ").and_then(|line| line.split_once(' '))
         {
-            let rule = rule.trim_end();
-            if chain.starts_with("KUBE-") {
-                self.chains[table as usize].entry(chain.into()).or_default().add(rule);
+            if let Some(sum) = self.chains[table as usize].get_mut(chain) {
+                sum.add(line);
             } else if rule.contains("-j KUBE-") {
                 self.jumps.entry((table, chain.into())).or_default().push(hash(rule));
             }
@@ -129,10 +130,10 @@ impl Existing {
         self.chains[table as usize].keys().map(|name| &**name)
     }
 
-    /// Whether a chain is there with just these rules, one on a line.
-    pub(super) fn is_same(&self, table: Table, chain: &str, rules: &str, order: Order) -> bool {
-        let sum = self.chains[table as usize].get(chain);
-        sum.is_some_and(|sum| sum.is_same(&Sum::of(rules), order))
+    /// Whether a chain is there with just these rules.
+    pub(super) fn is_same(&self, table: Table, chain: &Chain, order: Order) -> bool {
+        let sum = self.chains[table as usize].get(chain.name.as_str());
+        sum.is_some_and(|sum| sum.is_same(&Sum::of(&chain.lines), order))
     }
 
     /// Whether a built-in chain has a rule.

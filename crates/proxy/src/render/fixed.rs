@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use crate::model::Cidr;
 
 use super::existing::Table;
-use super::rule::{Match, Rule, Target};
+use super::rule::{Chain, Match, Rule, Target};
 use super::settings::{NodePorts, Settings};
 
 /// A chain in each table that only shows whether somebody flushed the table.
@@ -123,18 +123,8 @@ pub const JUMPS: [Jump; 14] = [
     ),
 ];
 
-/// Rules of a chain, one on a line, without the chain.
-fn lines(rules: &[Rule<'_>]) -> String {
-    let mut text = String::new();
-    for rule in rules {
-        rule.write(&mut text);
-        text.push('\n');
-    }
-    text
-}
-
-/// The chains of table nat that others lead to, with their rules.
-pub(super) fn nat_chains(settings: &Settings) -> [(&'static str, String); 2] {
+/// The chains of table nat that others lead to.
+pub(super) fn nat_chains(settings: &Settings) -> [Chain; 2] {
     let mark = settings.mark();
     let postrouting = [
         Rule {
@@ -158,11 +148,11 @@ pub(super) fn nat_chains(settings: &Settings) -> [(&'static str, String); 2] {
         target: Target::Fixed(&format!("MARK --set-xmark {mark}/{mark}")),
         ..Rule::default()
     };
-    [(POSTROUTING_CHAIN, lines(&postrouting)), (MARK_CHAIN, lines(&[set_mark]))]
+    [Chain::of(POSTROUTING_CHAIN, &postrouting), Chain::of(MARK_CHAIN, &[set_mark])]
 }
 
-/// The chain of table filter that lets forwarded traffic pass, with its rules.
-pub(super) fn forward_chain(settings: &Settings) -> (&'static str, String) {
+/// The chain of table filter that lets forwarded traffic pass.
+pub(super) fn forward_chain(settings: &Settings) -> Chain {
     let mark = settings.mark();
     let invalid = Rule {
         matches: "-m conntrack --ctstate INVALID ",
@@ -187,12 +177,12 @@ pub(super) fn forward_chain(settings: &Settings) -> (&'static str, String) {
         ..Rule::default()
     };
     let from = usize::from(!settings.drop_invalid);
-    (FORWARD_CHAIN, lines(&[invalid, marked, known][from..]))
+    Chain::of(FORWARD_CHAIN, &[invalid, marked, known][from..])
 }
 
 /// The guard of localhost: `route_localnet` would open it to neighbours. None where nothing is
 /// served there; the chain is then the kubelet's alone.
-pub(super) fn guard_chain(settings: &Settings) -> Option<(&'static str, String)> {
+pub(super) fn guard_chain(settings: &Settings) -> Option<Chain> {
     let loopback = loopback_v4();
     let guard = Rule {
         source: Some(Match::Not(loopback)),
@@ -202,11 +192,11 @@ pub(super) fn guard_chain(settings: &Settings) -> Option<(&'static str, String)>
         target: Target::Fixed("DROP"),
         ..Rule::default()
     };
-    settings.at_localhost().then(|| (FIREWALL_CHAIN, lines(&[guard])))
+    settings.at_localhost().then(|| Chain::of(FIREWALL_CHAIN, &[guard]))
 }
 
-/// The end of nat's KUBE-SERVICES: traffic to the node's own addresses.
-pub(super) fn node_ports_rules(settings: &Settings) -> String {
+/// Ends nat's KUBE-SERVICES: traffic to the node's own addresses.
+pub(super) fn add_node_ports(chain: &mut Chain, settings: &Settings) {
     let rule = Rule {
         comment: &["kubernetes service nodeports; NOTE: this must be the last rule in this chain"],
         target: Target::Fixed(Shared::NatNodePorts.chain()),
@@ -221,16 +211,13 @@ pub(super) fn node_ports_rules(settings: &Settings) -> String {
             } else {
                 None
             };
-            lines(&[Rule { destination, matches: "-m addrtype --dst-type LOCAL ", ..rule }])
+            chain.add(&Rule { destination, matches: "-m addrtype --dst-type LOCAL ", ..rule });
         }
         NodePorts::Addresses(addresses) => {
             let served = |ip: &&IpAddr| !ip.is_loopback() || settings.at_localhost();
-            let rules: Vec<_> = addresses
-                .iter()
-                .filter(served)
-                .map(|ip| Rule { destination: Some(Match::Is(Cidr::host(*ip))), ..rule })
-                .collect();
-            lines(&rules)
+            for ip in addresses.iter().filter(served) {
+                chain.add(&Rule { destination: Some(Match::Is(Cidr::host(*ip))), ..rule });
+            }
         }
     }
 }

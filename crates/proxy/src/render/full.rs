@@ -1,4 +1,4 @@
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use crate::model::{Service, State};
@@ -7,6 +7,7 @@ use super::batch::Batch;
 use super::existing::{Existing, Order, Table};
 use super::fixed::{self, JUMPS, Shared};
 use super::names::ChainName;
+use super::rule::Chain;
 use super::service::{chains, shared_rules};
 use super::settings::Settings;
 use super::stale::Stale;
@@ -33,8 +34,8 @@ pub struct Full<'a> {
     brief: bool,
     filter: Batch,
     nat: Batch,
-    shared: [String; Shared::ALL.len()],
-    ready: std::collections::VecDeque<String>,
+    shared: Vec<Chain>,
+    ready: VecDeque<String>,
     used: HashSet<ChainName>,
     totals: Totals,
     done: bool,
@@ -50,17 +51,14 @@ impl<'a> Full<'a> {
             brief: state.is_large(),
             filter: Batch::default(),
             nat: Batch::default(),
-            shared: Default::default(),
+            shared: Shared::ALL.map(|shared| Chain::new(shared.chain())).into(),
             ready: Default::default(),
             used: HashSet::new(),
             totals: Totals::default(),
             done: false,
         };
-        for (chain, rules) in fixed::nat_chains(settings) {
-            full.totals.nat += rules.lines().count();
-            if !existing.is_same(Table::Nat, chain, &rules, Order::AsIs) {
-                full.nat.chain(chain, &rules);
-            }
+        for chain in fixed::nat_chains(settings) {
+            full.top(Table::Nat, &chain, Order::AsIs);
         }
         full
     }
@@ -70,8 +68,9 @@ impl<'a> Full<'a> {
         while self.next().is_some() {}
         self.totals.filter_written = self.filter.lines();
         self.totals.nat_written = self.nat.lines();
-        let used: HashSet<String> = self.used.iter().map(ChainName::to_string).collect();
-        let stale = |chain: &&str| ChainName::is_ours(chain) && !used.contains(*chain);
+        let is_used =
+            |chain: &str| ChainName::parse(chain).is_some_and(|name| self.used.contains(&name));
+        let stale = |chain: &&str| ChainName::is_ours(chain) && !is_used(chain);
         let mut found = Stale::default();
         found.add(self.existing.chains(Table::Nat).filter(stale));
         (self.totals, found)
@@ -80,39 +79,36 @@ impl<'a> Full<'a> {
     /// The own chains of a service, and its share of the others.
     fn add(&mut self, service: &Service) {
         let Self { settings, existing, nat, used, totals, ready, shared, .. } = self;
-        chains(service, settings, self.brief, &mut |chain, rules| {
-            used.insert(chain);
-            totals.nat += rules.lines().count();
-            let name = chain.to_string();
-            if !existing.is_same(Table::Nat, &name, rules, Order::AsIs) {
-                nat.chain(&name, rules);
+        chains(service, settings, self.brief, &mut |name, chain| {
+            used.insert(name);
+            totals.nat += chain.count;
+            if !existing.is_same(Table::Nat, chain, Order::AsIs) {
+                nat.chain(chain);
                 if nat.is_full() {
                     ready.push_back(nat.take(Table::Nat));
                 }
             }
         });
         shared_rules(service, settings, &mut |chain, rule| {
-            shared[chain as usize].extend([rule.as_str(), "\n"]);
+            shared[chain as usize].add_text(&rule);
         });
     }
 
     /// The switch: the chains that lead to all others, and what leads to them.
     fn switch(&mut self) {
         self.ready.push_back(self.nat.take(Table::Nat));
-        for shared in Shared::ALL {
-            let mut rules = std::mem::take(&mut self.shared[shared as usize]);
+        for (shared, mut chain) in Shared::ALL.into_iter().zip(std::mem::take(&mut self.shared)) {
             let order = if shared == Shared::NatServices {
-                rules.push_str(&fixed::node_ports_rules(self.settings));
+                fixed::add_node_ports(&mut chain, self.settings);
                 Order::LastIsLast
             } else {
                 Order::Any
             };
-            self.top(shared.table(), shared.chain(), &rules, order);
+            self.top(shared.table(), &chain, order);
         }
-        let (chain, rules) = fixed::forward_chain(self.settings);
-        self.top(Table::Filter, chain, &rules, Order::AsIs);
+        self.top(Table::Filter, &fixed::forward_chain(self.settings), Order::AsIs);
         match fixed::guard_chain(self.settings) {
-            Some((chain, rules)) => self.top(Table::Filter, chain, &rules, Order::AsIs),
+            Some(chain) => self.top(Table::Filter, &chain, Order::AsIs),
             None if self.existing.has(Table::Filter, fixed::FIREWALL_CHAIN) => {}
             None => self.filter.declare(fixed::FIREWALL_CHAIN),
         }
@@ -127,14 +123,14 @@ impl<'a> Full<'a> {
         self.ready.retain(|text| !text.is_empty());
     }
 
-    fn top(&mut self, table: Table, chain: &str, rules: &str, order: Order) {
+    fn top(&mut self, table: Table, chain: &Chain, order: Order) {
         let (batch, total) = match table {
             Table::Filter => (&mut self.filter, &mut self.totals.filter),
             Table::Nat => (&mut self.nat, &mut self.totals.nat),
         };
-        *total += rules.lines().count();
-        if !self.existing.is_same(table, chain, rules, order) {
-            batch.chain(chain, rules);
+        *total += chain.count;
+        if !self.existing.is_same(table, chain, order) {
+            batch.chain(chain);
         }
     }
 }

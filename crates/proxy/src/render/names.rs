@@ -52,6 +52,15 @@ impl ChainName {
         Self { kind: Kind::Endpoint, hash: Hash::of(&[port, protocol, address]).0 }
     }
 
+    /// Reads the name of a chain; none when it is not one that would be made here.
+    pub(super) fn parse(chain: &str) -> Option<Self> {
+        let of = |kind: Kind| {
+            let hash = chain.strip_prefix(kind.prefix())?.as_bytes().try_into().ok()?;
+            Some(Self { kind, hash })
+        };
+        Kind::ALL.into_iter().find_map(of)
+    }
+
     /// Whether a chain with this name is one of a service.
     pub(super) fn is_ours(chain: &str) -> bool {
         Kind::ALL.iter().any(|kind| chain.starts_with(kind.prefix()))

@@ -1,4 +1,4 @@
-//! One rule as text, in the form and order in which `iptables-save` prints it.
+//! Rules as text, in the form and order in which `iptables-save` prints them.
 
 use std::fmt::Write as _;
 
@@ -136,5 +136,50 @@ impl<'a> Rule<'a> {
             Target::Fixed(target) => text.extend(["-j ", target]),
             Target::Dnat(address) => text.extend(["-j DNAT --to-destination ", address]),
         }
+    }
+}
+
+/// A chain with its rules as text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Chain {
+    pub(super) name: String,
+    /// The lines that append the rules.
+    pub(super) lines: String,
+    /// How many rules there are.
+    pub(super) count: usize,
+}
+
+impl Chain {
+    pub(super) fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), lines: String::new(), count: 0 }
+    }
+
+    /// A chain with these rules.
+    pub(super) fn of(name: &str, rules: &[Rule<'_>]) -> Self {
+        let mut chain = Self::new(name);
+        rules.iter().for_each(|rule| chain.add(rule));
+        chain
+    }
+
+    /// Adds a rule.
+    pub(super) fn add(&mut self, rule: &Rule<'_>) {
+        self.lines.extend(["-A ", &self.name, " "]);
+        rule.write(&mut self.lines);
+        self.lines.push('\n');
+        self.count += 1;
+    }
+
+    /// Adds a rule that is text already.
+    pub(super) fn add_text(&mut self, rule: &str) {
+        self.lines.extend(["-A ", &self.name, " ", rule, "\n"]);
+        self.count += 1;
+    }
+
+    /// Starts over with another chain.
+    pub(super) fn reset(&mut self, name: ChainName) {
+        self.name.clear();
+        name.write(&mut self.name);
+        self.lines.clear();
+        self.count = 0;
     }
 }

@@ -6,7 +6,7 @@ use crate::model::{Cidr, Endpoint, Family, Policy, PortView, Protocol, Service};
 
 use super::fixed::{MARK_CHAIN, Shared, loopback_v4};
 use super::names::{ChainName, Hash, Kind};
-use super::rule::{Match, Rule, Target};
+use super::rule::{Chain, Match, Rule, Target};
 use super::settings::Settings;
 
 /// Tells the rules of a service in shared chains, without their chain.
@@ -24,17 +24,16 @@ pub(super) fn shared_rules(
     }
 }
 
-/// Tells the chains of a service and their rules: one on a line, without the chain. Chains come
-/// after those that they lead to. `brief`: no comments where there are many rules.
+/// Tells the chains of a service. They come after those that they lead to. `brief`: no comments where there are many rules.
 pub(super) fn chains(
     service: &Service,
     settings: &Settings,
     brief: bool,
-    tell: &mut impl FnMut(ChainName, &str),
+    tell: &mut impl FnMut(ChainName, &Chain),
 ) {
-    let mut text = String::new();
+    let mut chain = Chain::new("");
     for view in service.ports() {
-        PortRules::new(view, settings).chains(brief, &mut text, tell);
+        PortRules::new(view, settings).chains(brief, &mut chain, tell);
     }
 }
 
@@ -186,37 +185,41 @@ impl<'a> PortRules<'a> {
         }
     }
 
-    fn chains(&self, brief: bool, text: &mut String, tell: &mut impl FnMut(ChainName, &str)) {
+    fn chains(&self, brief: bool, chain: &mut Chain, tell: &mut impl FnMut(ChainName, &Chain)) {
         if !self.any {
             return;
         }
+        let mut tell = |name, chain: &mut Chain, fill: &dyn Fn(&mut Chain)| {
+            chain.reset(name);
+            fill(chain);
+            tell(name, chain);
+        };
         let reachable = self.view.endpoints.iter().filter(|endpoint| endpoint.is_reachable());
-        let endpoints: Vec<Destination<'_>> =
-            reachable.map(|endpoint| Destination::new(self, endpoint)).collect();
-        for endpoint in &endpoints {
-            tell(endpoint.chain, fill(text, |text| self.endpoint(endpoint, brief, text)));
+        let endpoints: Vec<_> = reachable.map(|e| Destination::new(self, e)).collect();
+        for to in &endpoints {
+            tell(to.chain, chain, &|chain| self.endpoint(to, brief, chain));
         }
         for (policy, kind) in [(Policy::Cluster, Kind::Cluster), (Policy::Local, Kind::Local)] {
-            let of_policy = |e: &&Destination<'_>| match policy {
-                Policy::Cluster => e.endpoint.for_cluster,
-                Policy::Local => e.endpoint.for_local,
+            let of_policy = |to: &&Destination<'_>| match policy {
+                Policy::Cluster => to.endpoint.for_cluster,
+                Policy::Local => to.endpoint.for_local,
             };
             let chosen: Vec<_> = endpoints.iter().filter(of_policy).collect();
             if !chosen.is_empty() {
-                let rules = fill(text, |text| self.balance(policy, &chosen, brief, text));
-                tell(self.chain(kind), rules);
+                let fill = |chain: &mut Chain| self.balance(policy, &chosen, brief, chain);
+                tell(self.chain(kind), chain, &fill);
             }
         }
         if self.view.is_external() {
-            tell(self.chain(Kind::External), fill(text, |text| self.external(text)));
+            tell(self.chain(Kind::External), chain, &|chain| self.external(chain));
         }
         if self.has_firewall() {
-            tell(self.chain(Kind::Firewall), fill(text, |text| self.firewall(text)));
+            tell(self.chain(Kind::Firewall), chain, &|chain| self.firewall(chain));
         }
     }
 
     /// Leads to one endpoint; what comes from it is masqueraded, else it would answer itself.
-    fn endpoint(&self, to: &Destination<'_>, brief: bool, text: &mut String) {
+    fn endpoint(&self, to: &Destination<'_>, brief: bool, chain: &mut Chain) {
         let comment: &[&str] = if brief { &[] } else { &[&self.name] };
         let hairpin = Rule {
             source: Some(Match::Is(Cidr::host(to.endpoint.address.ip))),
@@ -224,7 +227,7 @@ impl<'a> PortRules<'a> {
             target: Target::Fixed(MARK_CHAIN),
             ..Rule::default()
         };
-        line(text, &hairpin);
+        chain.add(&hairpin);
         let remember = match self.view.spec.affinity {
             Some(_) => format!("-m recent --set --name {} {} ", to.chain, self.by_source()),
             None => String::new(),
@@ -236,7 +239,7 @@ impl<'a> PortRules<'a> {
             target: Target::Dnat(&to.address),
             ..Rule::default()
         };
-        line(text, &lead);
+        chain.add(&lead);
     }
 
     /// How the module `recent` tells clients apart.
@@ -248,7 +251,7 @@ impl<'a> PortRules<'a> {
     }
 
     /// Balances over the endpoints of a policy.
-    fn balance(&self, policy: Policy, chosen: &[&Destination<'_>], brief: bool, text: &mut String) {
+    fn balance(&self, policy: Policy, chosen: &[&Destination<'_>], brief: bool, chain: &mut Chain) {
         let spec = self.view.spec;
         if self.internal && spec.internal_policy == policy {
             let mut rule = Rule {
@@ -261,14 +264,14 @@ impl<'a> PortRules<'a> {
             };
             // What comes from outside may have come by this node only: the answer must too.
             if self.settings.masquerade_all || rule.match_not_local(&self.settings.detector) {
-                line(text, &rule);
+                chain.add(&rule);
             }
         }
         let mut matches = String::new();
         let mut lead = |to: &Destination<'_>, matches: &str| {
             let comment: &[&str] = if brief { &[] } else { &[&self.name, " -> ", &to.address] };
             let target = Target::Chain(to.chain);
-            line(text, &Rule { comment, matches, target, ..Rule::default() });
+            chain.add(&Rule { comment, matches, target, ..Rule::default() });
         };
         if let Some(seconds) = spec.affinity {
             for to in chosen {
@@ -298,38 +301,38 @@ impl<'a> PortRules<'a> {
     }
 
     /// Sorts out traffic to anything but the cluster IP.
-    fn external(&self, text: &mut String) {
+    fn external(&self, chain: &mut Chain) {
         let policy = self.view.spec.external_policy;
         let comment = |start| [start, self.name.as_str(), " external destinations"];
         let mark = Target::Fixed(MARK_CHAIN);
         if policy == Policy::Cluster {
             // it may leave this node again
             let comment = comment("masquerade traffic for ");
-            line(text, &Rule { comment: &comment, target: mark, ..Rule::default() });
+            chain.add(&Rule { comment: &comment, target: mark, ..Rule::default() });
         } else {
             // Pods and processes of this node reach all endpoints, as they do by the cluster IP.
             let target = Target::Chain(self.chain(Kind::Cluster));
             let pods = comment("pod traffic for ");
             let mut pods = Rule { comment: &pods, target, ..Rule::default() };
             if pods.match_local(&self.settings.detector) {
-                line(text, &pods);
+                chain.add(&pods);
             }
             let matches = "-m addrtype --src-type LOCAL ";
             // the load balancer's address may be the node's own, and the source then
             let marked = comment("masquerade LOCAL traffic for ");
-            line(text, &Rule { comment: &marked, matches, target: mark, ..Rule::default() });
+            chain.add(&Rule { comment: &marked, matches, target: mark, ..Rule::default() });
             let routed = comment("route LOCAL traffic for ");
-            line(text, &Rule { comment: &routed, matches, target, ..Rule::default() });
+            chain.add(&Rule { comment: &routed, matches, target, ..Rule::default() });
         }
         if self.external {
             let target = Target::Chain(self.policy_chain(policy));
-            line(text, &Rule { target, ..Rule::default() });
+            chain.add(&Rule { target, ..Rule::default() });
         }
     }
 
     /// Lets those through that may use the load balancer. What reaches the end was not redirected,
     /// and KUBE-PROXY-FIREWALL drops it.
-    fn firewall(&self, text: &mut String) {
+    fn firewall(&self, chain: &mut Chain) {
         let spec = self.view.spec;
         let rule = Rule {
             comment: &[&self.name, " loadbalancer IP"],
@@ -337,19 +340,19 @@ impl<'a> PortRules<'a> {
             ..Rule::default()
         };
         for range in &spec.source_ranges {
-            line(text, &Rule { source: Some(Match::Is(*range)), ..rule });
+            chain.add(&Rule { source: Some(Match::Is(*range)), ..rule });
         }
         // The node itself may have the load balancer's address, and then uses it as its own.
         if spec.source_ranges.iter().any(|range| range.contains(self.settings.node_ip)) {
             for ip in &spec.load_balancer_ips {
-                line(text, &Rule { source: Some(Match::Is(Cidr::host(*ip))), ..rule });
+                chain.add(&Rule { source: Some(Match::Is(Cidr::host(*ip))), ..rule });
             }
         }
         let end = Rule {
             comment: &["other traffic to ", &self.name, " will be dropped by KUBE-PROXY-FIREWALL"],
             ..Rule::default()
         };
-        line(text, &end);
+        chain.add(&end);
     }
 }
 
@@ -367,17 +370,6 @@ impl<'a> Destination<'a> {
         let chain = ChainName::of_endpoint(&port.name, protocol, &address);
         Self { endpoint, address, chain }
     }
-}
-
-fn line(text: &mut String, rule: &Rule<'_>) {
-    rule.write(text);
-    text.push('\n');
-}
-
-fn fill(text: &mut String, rules: impl FnOnce(&mut String)) -> &str {
-    text.clear();
-    rules(text);
-    text
 }
 
 /// One of `n` as the kernel keeps it: a multiple of 2⁻³¹, which is what is printed. Ten digits on

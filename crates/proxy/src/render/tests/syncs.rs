@@ -186,7 +186,7 @@ fn a_service_that_goes_takes_its_chains_along() {
 #[test]
 fn many_removals_write_the_shared_chains_anew() {
     let mut tracker = tracker(Family::V4);
-    for i in 1..40 {
+    for i in 1..80 {
         tracker.apply_service(&service(
             &format!("ns/svc{i}"),
             json!({"clusterIP": format!("10.96.0.{i}")}),
@@ -195,7 +195,7 @@ fn many_removals_write_the_shared_chains_anew() {
     }
     tracker.take_changes();
     let mut kernel = synced(tracker.state(), &settings());
-    for i in 1..30 {
+    for i in 1..60 {
         tracker.delete_service(&name(&format!("ns/svc{i}")));
     }
     let changes = tracker.take_changes();
