@@ -2,5 +2,6 @@
 //! their endpoints as this node sees them, [`render`] makes rules of them as text, `apply` has
 //! these in the kernel.
 
+pub mod config;
 pub mod model;
 pub mod render;
