@@ -6,7 +6,6 @@
 
 mod cgroups;
 mod checks_managers;
-mod duration;
 mod eviction;
 mod file;
 mod flags;
@@ -24,7 +23,8 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-pub use self::duration::{GoDuration, ParseDurationError};
+pub use longshore_duration::{GoDuration, ParseDurationError};
+
 pub use self::eviction::Eviction;
 pub use self::file::FileError;
 use self::flags::KUBELET_FLAGS;

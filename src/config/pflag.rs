@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashSet};
 use k8s_openapi::api::core::v1::Taint;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::duration::GoDuration;
+use super::GoDuration;
 use super::kubelet::MemoryReservation;
 use super::labels;
 

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Deserializer};
 
 pub use self::sections::*;
-use super::duration::GoDuration;
+use super::GoDuration;
 use super::gates::FeatureGates;
 
 /// The kubelet's settings, complete: a field that a file leaves out has its default.

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-use crate::config::duration::GoDuration;
+use crate::config::GoDuration;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]

@@ -1,0 +1,3 @@
+mod choice;
+mod objects;
+mod tracking;
