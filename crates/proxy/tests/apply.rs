@@ -174,8 +174,8 @@ async fn noticed(it: &Iptables, interval: Duration, flushes: &[String]) -> Vec<D
             it.restore("*nat\n:KUBE-A - [0:0]\n-A KUBE-A -j RETURN\nCOMMIT\n", false)
                 .await
                 .unwrap();
-            it.ensure_rule(Position::First, Table::Nat, "OUTPUT", &["-j", "KUBE-A"]).await.unwrap();
-            it.delete_rule(Table::Nat, "OUTPUT", &["-j", "KUBE-A"]).await.unwrap();
+            it.ensure_rule(Position::First, Table::Nat, "INPUT", &["-j", "KUBE-A"]).await.unwrap();
+            it.delete_rule(Table::Nat, "INPUT", &["-j", "KUBE-A"]).await.unwrap();
             it.ensure_rule(Position::First, Table::Nat, "PREROUTING", &["-j", "KUBE-A"])
                 .await
                 .unwrap();
