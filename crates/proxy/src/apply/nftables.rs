@@ -3,34 +3,31 @@
 use std::io;
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP};
-use netlink_packet_netfilter::NetfilterMessageInner;
-use netlink_packet_netfilter::nftables::{ChainAttribute, ChainMessage, NfTablesMessage};
 use rustix::io::Errno;
 
 use super::Table;
 use crate::Family;
-use crate::netlink::{Changes, Netfilter};
+use crate::netlink::{Attribute, Changes, NFTABLES, Netfilter, attributes};
 
 /// `NFNLGRP_NFTABLES`: every change of tables, chains and rules.
 const GROUP: u32 = 7;
+/// `NFT_MSG_GETCHAIN`
+const GET_CHAIN: u16 = NFTABLES | 4;
+/// Attributes of a chain.
+const TABLE: u16 = 1;
+const NAME: u16 = 3;
+const USE: u16 = 6;
 
 /// The names of a table's chains.
 pub(super) async fn chains(family: Family, table: Table) -> io::Result<Vec<String>> {
     let mut chains = Vec::new();
-    let question = NfTablesMessage::GetChain(ChainMessage { attributes: Vec::new() });
-    Netfilter::open()?
-        .ask(family, NLM_F_DUMP, question, |answer| {
-            let attributes = attributes(answer);
-            // The kernel dumps the chains of all tables.
-            let is = |it: &ChainAttribute| matches!(it, ChainAttribute::Table(name) if name == table.name());
-            if attributes.iter().any(is) {
-                chains.extend(attributes.into_iter().find_map(|it| match it {
-                    ChainAttribute::Name(name) => Some(name),
-                    _ => None,
-                }));
-            }
-        })
-        .await?;
+    let each = |answer: &[u8]| {
+        // The kernel dumps the chains of all tables.
+        if text(answer, TABLE).is_some_and(|name| name == table.name()) {
+            chains.extend(text(answer, NAME).map(str::to_owned));
+        }
+    };
+    Netfilter::open()?.ask(family, GET_CHAIN, NLM_F_DUMP, &[], each).await?;
     Ok(chains)
 }
 
@@ -46,19 +43,12 @@ pub(super) async fn uses(
     table: Table,
     chain: &str,
 ) -> io::Result<Option<u32>> {
-    let attributes_of =
-        vec![ChainAttribute::Table(table.name().into()), ChainAttribute::Name(chain.into())];
-    let question = NfTablesMessage::GetChain(ChainMessage { attributes: attributes_of });
+    let question = [Attribute::text(TABLE, table.name()), Attribute::text(NAME, chain)];
     let mut uses = None;
-    let answer = kernel
-        .ask(family, NLM_F_ACK, question, |answer| {
-            uses = attributes(answer).into_iter().find_map(|it| match it {
-                ChainAttribute::Use(uses) => Some(uses),
-                _ => None,
-            });
-        })
-        .await;
-    match answer {
+    let each = |answer: &[u8]| {
+        uses = value(answer, USE).and_then(|it| it.try_into().ok()).map(u32::from_be_bytes);
+    };
+    match kernel.ask(family, GET_CHAIN, NLM_F_ACK, &question, each).await {
         Ok(()) => Ok(uses),
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => Ok(None),
         Err(error) => Err(error),
@@ -70,9 +60,10 @@ pub(super) fn changes() -> io::Result<Changes> {
     Changes::of(GROUP)
 }
 
-fn attributes(answer: NetfilterMessageInner) -> Vec<ChainAttribute> {
-    match answer {
-        NetfilterMessageInner::NfTables(NfTablesMessage::NewChain(chain)) => chain.attributes,
-        _ => Vec::new(),
-    }
+fn value(answer: &[u8], kind: u16) -> Option<&[u8]> {
+    attributes(answer).find(|(it, _)| *it == kind).map(|(_, value)| value)
+}
+
+fn text(answer: &[u8], kind: u16) -> Option<&str> {
+    std::str::from_utf8(value(answer, kind)?.strip_suffix(&[0])?).ok()
 }

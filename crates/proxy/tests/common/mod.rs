@@ -10,7 +10,7 @@ use nix::sched::{CloneFlags, unshare};
 
 /// Runs the test in a network namespace with loopback only, and with a `/run` of its own, where the
 /// xtables lock is.
-pub fn in_netns(test: impl AsyncFnOnce()) {
+pub(crate) fn in_netns(test: impl AsyncFnOnce()) {
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).expect("needs root");
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
@@ -21,7 +21,7 @@ pub fn in_netns(test: impl AsyncFnOnce()) {
 }
 
 /// Runs a shell script; what it prints.
-pub fn sh(script: &str) -> String {
+pub(crate) fn sh(script: &str) -> String {
     let output = Command::new("sh")
         .args(["-ec", script])
         .stdin(Stdio::null())
@@ -33,7 +33,7 @@ pub fn sh(script: &str) -> String {
 }
 
 /// Waits until it holds; how long that took.
-pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Duration {
+pub(crate) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Duration {
     let start = Instant::now();
     while !holds() {
         assert!(start.elapsed() < Duration::from_secs(10), "not within 10 s: {what}");
