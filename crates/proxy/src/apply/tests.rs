@@ -111,7 +111,7 @@ COMMIT
         "*nat\n-X KUBE-SERVICES\n-X KUBE-SEP-ABC\nCOMMIT\n",
     ];
     assert_eq!(removal(Table::Nat, save), texts);
-    assert_eq!(removal(Table::Mangle, save), [String::new(); 0]);
+    assert!(removal(Table::Mangle, save).is_empty());
 }
 
 #[test]
