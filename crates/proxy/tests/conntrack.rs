@@ -11,13 +11,27 @@ use common::{in_netns, sh};
 use longshore_proxy::Family;
 use longshore_proxy::conntrack::{Entry, Facts, UdpPort, delete, entries, reconcile};
 
+const ADDRESSES: &str = "
+    for i in 1 2; do ip addr add 10.0.0.$i/32 dev lo; ip addr add fd00::$i/128 dev lo nodad; done
+    ip route add 10.96.0.0/16 dev lo src 10.0.0.1; ip -6 route add fd96::/64 dev lo src fd00::1";
+
 /// A service's address that leads to one endpoint, by a rule like kube-proxy's.
-const HOST: &str = "
-    ip addr add 10.0.0.1/32 dev lo; ip addr add 10.0.0.2/32 dev lo
-    ip addr add fd00::1/128 dev lo; ip addr add fd00::2/128 dev lo
-    ip route add 10.96.0.0/16 dev lo src 10.0.0.1; ip -6 route add fd96::/64 dev lo src fd00::1
+const RULES: &str = "
     iptables -t nat -N KUBE-SVC; iptables -t nat -A OUTPUT -p udp --dport 53 -d 10.96.0.10 -j KUBE-SVC
     ip6tables -t nat -N KUBE-SVC; ip6tables -t nat -A OUTPUT -p udp --dport 53 -d fd96::10 -j KUBE-SVC";
+
+/// Waits until a new address of IPv6 gets what is sent to it: that takes the kernel a moment.
+fn set_up() {
+    sh(ADDRESSES);
+    let (one, two) = (endpoint("[fd00::1]:0"), endpoint("[fd00::2]:9"));
+    two.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    let passes = || {
+        one.send_to(b"x", two.local_addr().unwrap()).unwrap();
+        two.recv(&mut [0]).is_ok()
+    };
+    assert!((0..100).any(|_| passes()));
+    sh(RULES);
+}
 
 fn endpoint(address: &str) -> UdpSocket {
     let socket = UdpSocket::bind(address).unwrap();
@@ -28,7 +42,7 @@ fn endpoint(address: &str) -> UdpSocket {
 /// A datagram from the client arrives at the endpoint, and its answer comes back.
 fn flows(client: &UdpSocket, to: &str, endpoint: &UdpSocket) -> bool {
     client.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-    let _ = client.send_to(b"ask", to);
+    client.send_to(b"ask", to).unwrap();
     let mut buffer = [0; 16];
     let Ok((_, from)) = endpoint.recv_from(&mut buffer) else { return false };
     endpoint.send_to(b"answer", from).unwrap();
@@ -55,7 +69,7 @@ fn stale_flows_move(family: Family, iptables: &str, service_ip: &str, ips: [&str
     let host = |ip: &str, port: u16| SocketAddr::new(ip.parse().unwrap(), port).to_string();
     let (front, ends) = (host(service_ip, 53), ips.map(|ip| host(ip, 5353)));
     in_netns(async || {
-        sh(HOST);
+        set_up();
         let [first, second] = ends.each_ref().map(|it| endpoint(it));
         let dnat = |to: &str| {
             sh(&format!(
@@ -122,7 +136,7 @@ fn stale_flows_move_ipv6() {
 #[test]
 fn only_udp_of_the_family_is_told_and_an_entry_is_deleted_by_its_id() {
     in_netns(async || {
-        sh(HOST);
+        set_up();
         // Without a rule that needs it nothing is tracked.
         sh("for it in iptables ip6tables; do
                 $it -A INPUT -m conntrack --ctstate NEW -j ACCEPT
@@ -155,7 +169,7 @@ fn only_udp_of_the_family_is_told_and_an_entry_is_deleted_by_its_id() {
 #[test]
 fn a_big_table_is_read_whole() {
     in_netns(async || {
-        sh(HOST);
+        set_up();
         sh("sysctl -qw net.ipv4.ip_local_port_range='1024 65000'");
         let (front, gone): (IpAddr, _) = ("10.96.0.10".parse().unwrap(), "10.0.0.2:5353");
         sh(&format!("iptables -t nat -A KUBE-SVC -p udp -j DNAT --to-destination {gone}"));
