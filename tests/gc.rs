@@ -18,8 +18,6 @@ use longshore_testkit::{BUSYBOX, Host, ImageBuilder, PAUSE, wait_until};
 use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
-/// Dead containers of one pod, beyond what restarts leave.
-const DEAD: usize = 300;
 
 impl Cluster {
     /// Start the node again with these fields in its configuration.
@@ -170,6 +168,87 @@ async fn unused_images_make_room_the_least_recently_used_first() {
     assert!(!left.iter().any(|file| file.contains(&image_file)), "{left:?}");
 }
 
+fn runtime(cluster: &Cluster) -> Runtime {
+    let endpoint = format!("unix://{}", cluster.host.socket().display());
+    Runtime::new(Options::new(endpoint.as_str())).unwrap()
+}
+
+/// A container that never runs.
+fn dead(attempt: u32, labels: BTreeMap<String, String>) -> v1::ContainerConfig {
+    v1::ContainerConfig {
+        metadata: Some(v1::ContainerMetadata { name: "extra".to_owned(), attempt }),
+        image: Some(v1::ImageSpec { image: BUSYBOX.to_owned(), ..v1::ImageSpec::default() }),
+        labels,
+        linux: Some(v1::LinuxContainerConfig::default()),
+        ..v1::ContainerConfig::default()
+    }
+}
+
+/// Dead containers `extra` of a pod, as restarts would leave them; gives its sandbox's config.
+async fn leave_dead(
+    cluster: &Cluster,
+    cri: &Runtime,
+    pod_uid: &str,
+    count: u32,
+) -> v1::PodSandboxConfig {
+    let sandboxes = cri.list_pod_sandboxes(None).await.unwrap();
+    let sandbox = sandboxes.into_iter().find(|s| s.labels.values().any(|v| v == pod_uid)).unwrap();
+    let identity = cri.pod_sandbox_status(&sandbox.id).await.unwrap().sandbox;
+    let config = v1::PodSandboxConfig {
+        metadata: identity.metadata,
+        labels: identity.labels.clone(),
+        log_directory: cluster.host.dir().display().to_string(),
+        linux: Some(v1::LinuxPodSandboxConfig::default()),
+        ..v1::PodSandboxConfig::default()
+    };
+    let mut labels = identity.labels;
+    labels.insert("io.kubernetes.container.name".to_owned(), "extra".to_owned());
+    let made = futures::stream::iter(0..count).map(|attempt| {
+        cri.create_container(&sandbox.id, dead(attempt, labels.clone()), config.clone())
+    });
+    let made: Vec<_> = made.buffer_unordered(8).collect().await;
+    assert!(made.iter().all(Result::is_ok), "{made:?}");
+    config
+}
+
+async fn count_of(cri: &Runtime, pod_uid: &str, name: &str) -> usize {
+    let all = cri.list_containers(None).await.unwrap();
+    let own = all.into_iter().filter(|container| {
+        container.labels.get("io.kubernetes.pod.uid").is_some_and(|own| own == pod_uid)
+            && container.metadata.as_ref().is_some_and(|metadata| metadata.name == name)
+    });
+    own.count()
+}
+
+#[tokio::test]
+async fn thousands_of_dead_containers_go_and_hold_up_nobody() {
+    // The runtime has four descriptors open for each until it is gone, and 20,000 is a common bound.
+    const COUNT: u32 = 4_500;
+    let mut cluster = Cluster::start().await;
+    cluster.create("old", script(FOREVER)).await;
+    let old = cluster.until_ready("old").await;
+    let cri = runtime(&cluster);
+    cluster.node.daemon().kill().expect("killed");
+    leave_dead(&cluster, &cri, &uid(&old), COUNT).await;
+    assert_eq!(count_of(&cri, &uid(&old), "extra").await, COUNT as usize);
+
+    cluster.node.restart(&cluster.host).expect("started again");
+    cluster.create("new", script(FOREVER)).await;
+    cluster.until_ready("new").await;
+    let left = count_of(&cri, &uid(&old), "extra").await;
+    assert!(left > COUNT as usize / 2, "the new pod did not wait: {left} are left");
+    wait_until(PATIENCE * 10, "the newest is left", async || {
+        match count_of(&cri, &uid(&old), "extra").await {
+            1 => Ok(()),
+            left => Err(format!("{left} are left")),
+        }
+    })
+    .await
+    .unwrap();
+    assert_eq!(common::run_of(&cluster.until_ready("old").await), common::run_of(&old));
+    cluster.host.assert_clean();
+}
+
 #[tokio::test]
 async fn dead_containers_and_logs_go_by_policy_and_what_others_made_stays() {
     let mut cluster = Cluster::start_with(json!({
@@ -201,34 +280,10 @@ async fn dead_containers_and_logs_go_by_policy_and_what_others_made_stays() {
         .await;
     let crashes = uid(&cluster.pod("crashes").await);
 
-    // What restarts of months leave, all at once; and what is not the node's at all.
-    let endpoint = format!("unix://{}", cluster.host.socket().display());
-    let cri = Runtime::new(Options::new(endpoint.as_str())).unwrap();
-    let sandboxes = cri.list_pod_sandboxes(None).await.unwrap();
-    let sandbox = sandboxes.into_iter().find(|s| s.labels.values().any(|v| *v == crashes)).unwrap();
-    let identity = cri.pod_sandbox_status(&sandbox.id).await.unwrap().sandbox;
-    let config = v1::PodSandboxConfig {
-        metadata: identity.metadata.clone(),
-        labels: identity.labels.clone(),
-        log_directory: cluster.host.dir().display().to_string(),
-        linux: Some(v1::LinuxPodSandboxConfig::default()),
-        ..v1::PodSandboxConfig::default()
-    };
-    let extra = |attempt: u32, labels: BTreeMap<String, String>| v1::ContainerConfig {
-        metadata: Some(v1::ContainerMetadata { name: "extra".to_owned(), attempt }),
-        image: Some(v1::ImageSpec { image: BUSYBOX.to_owned(), ..v1::ImageSpec::default() }),
-        labels,
-        linux: Some(v1::LinuxContainerConfig::default()),
-        ..v1::ContainerConfig::default()
-    };
-    let mut labels = identity.labels.clone();
-    labels.insert("io.kubernetes.container.name".to_owned(), "extra".to_owned());
+    // What restarts leave, all at once; and what is not the node's at all.
+    let cri = runtime(&cluster);
     cluster.node.daemon().kill().expect("killed");
-    let made = futures::stream::iter(0..u32::try_from(DEAD).unwrap()).map(|attempt| {
-        cri.create_container(&sandbox.id, extra(attempt, labels.clone()), config.clone())
-    });
-    let made: Vec<_> = made.buffer_unordered(8).collect().await;
-    assert!(made.iter().all(Result::is_ok), "{made:?}");
+    let config = leave_dead(&cluster, &cri, &crashes, 30).await;
     let foreign_config = v1::PodSandboxConfig {
         metadata: Some(v1::PodSandboxMetadata {
             name: "foreign".to_owned(),
@@ -237,10 +292,10 @@ async fn dead_containers_and_logs_go_by_policy_and_what_others_made_stays() {
             attempt: 0,
         }),
         labels: BTreeMap::new(),
-        ..config.clone()
+        ..config
     };
     let foreign = cri.run_pod_sandbox(foreign_config.clone(), "").await.unwrap();
-    cri.create_container(&foreign, extra(0, BTreeMap::new()), foreign_config).await.unwrap();
+    cri.create_container(&foreign, dead(0, BTreeMap::new()), foreign_config).await.unwrap();
     cri.stop_pod_sandbox(&foreign).await.unwrap();
     cluster.host.ctr(["containers", "create", BUSYBOX, "by-ctr"]).unwrap();
     // The logs of a pod that is long gone.
@@ -252,16 +307,12 @@ async fn dead_containers_and_logs_go_by_policy_and_what_others_made_stays() {
     symlink(gone.join("c/0.log"), &link).unwrap();
 
     cluster.node.restart(&cluster.host).expect("started again");
-    let of = async |uid: &str, name: &str| {
-        let all = cri.list_containers(None).await.unwrap();
-        let own = all.into_iter().filter(|container| {
-            container.labels.get("io.kubernetes.pod.uid").is_some_and(|own| own == uid)
-                && container.metadata.as_ref().is_some_and(|metadata| metadata.name == name)
-        });
-        own.count()
-    };
     wait_until(PATIENCE, "a newest dead one and the running are left", async || {
-        let left = (of(&crashes, "c").await, of(&crashes, "extra").await, gone.exists());
+        let left = (
+            count_of(&cri, &crashes, "c").await,
+            count_of(&cri, &crashes, "extra").await,
+            gone.exists(),
+        );
         if left == (2, 1, false) { Ok(()) } else { Err(format!("{left:?}")) }
     })
     .await
@@ -280,7 +331,9 @@ async fn dead_containers_and_logs_go_by_policy_and_what_others_made_stays() {
     let previous = LogParams { previous: true, ..LogParams::default() };
     assert_eq!(cluster.pods().logs("crashes", &previous).await.unwrap(), "run 3\n");
     // What has ended keeps its containers while its object is there.
-    assert_eq!((of(&uid(&done), "c").await, of(&uid(&done), "init").await), (1, 1));
+    for name in ["c", "init"] {
+        assert_eq!(count_of(&cri, &uid(&done), name).await, 1);
+    }
     assert_eq!(cluster.pods().logs("done", &LogParams::default()).await.unwrap(), "done\n");
     let pod = cluster.pod("crashes").await;
     assert_eq!(common::run_of(&pod).0, 4, "it was not touched");

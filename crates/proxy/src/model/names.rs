@@ -12,6 +12,9 @@ pub enum Family {
 }
 
 impl Family {
+    /// Both, in the order in which things are done.
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
     /// The family of an address.
     pub fn of(ip: IpAddr) -> Self {
         if ip.is_ipv4() { Family::V4 } else { Family::V6 }

@@ -1,0 +1,82 @@
+//! Connections.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{sleep, timeout};
+use tracing::{debug, warn};
+
+use super::Shared;
+
+/// How long endpoints may take to answer, one after the other.
+const PATIENCE: [Duration; 4] = [
+    Duration::from_millis(250),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+];
+/// The pause when no connection can be accepted: this process is out of files.
+const PAUSE: Duration = Duration::from_millis(100);
+
+pub(super) fn bind(address: SocketAddr) -> io::Result<(SocketAddr, TcpListener)> {
+    let socket = std::net::TcpListener::bind(address)?;
+    socket.set_nonblocking(true)?;
+    Ok((socket.local_addr()?, TcpListener::from_std(socket)?))
+}
+
+/// Takes connections, until dropped; those taken go on.
+pub(super) async fn relay(listener: TcpListener, shared: Shared) {
+    loop {
+        // Those that find no place wait with the kernel. Nobody closes the semaphore.
+        let Ok(place) = shared.sessions.clone().acquire_owned().await else { return };
+        let (client, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                warn!(service = &*shared.name, %error, "no connection is accepted");
+                sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let mut shared = shared.clone();
+        tokio::spawn(async move {
+            let mut alive = shared.alive.clone();
+            tokio::select! {
+                () = carry(client, address, &mut shared) => {}
+                // Only ever an error: its sender is gone.
+                _ = alive.changed() => {}
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn carry(mut client: TcpStream, address: SocketAddr, shared: &mut Shared) {
+    let Some(mut endpoint) = connect(address, shared).await else {
+        // A reset: an end would look like an empty answer.
+        let _ = client.set_zero_linger();
+        return;
+    };
+    // Each direction has its own end.
+    if let Err(error) = copy_bidirectional(&mut client, &mut endpoint).await {
+        debug!(service = &*shared.name, %address, %error, "connection broken");
+        // The other side is to know too.
+        let _ = (client.set_zero_linger(), endpoint.set_zero_linger());
+    }
+}
+
+/// The first endpoint that answers.
+async fn connect(client: SocketAddr, shared: &Shared) -> Option<TcpStream> {
+    for (attempt, patience) in PATIENCE.into_iter().enumerate() {
+        let endpoint = shared.pick(client.ip(), attempt > 0)?;
+        let error = match timeout(patience, TcpStream::connect(endpoint)).await {
+            Ok(Ok(stream)) => return Some(stream),
+            Ok(Err(error)) => error,
+            Err(_) => io::ErrorKind::TimedOut.into(),
+        };
+        warn!(service = &*shared.name, %endpoint, %error, "endpoint does not answer");
+    }
+    None
+}
