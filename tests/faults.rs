@@ -7,12 +7,13 @@ mod common;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Cluster, FOREVER, PATIENCE, condition, run_of, script, uid};
 use futures::future::join_all;
+use kube::api::Patch;
 use longshore_testkit::fakecri::{Calls, Fault, FaultProxy};
-use longshore_testkit::{Host, wait_until};
+use longshore_testkit::{BUSYBOX, Host, wait_until};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::{Value, json};
 
@@ -302,4 +303,28 @@ async fn hooks_and_probes_that_hang_hold_up_their_pod_alone() {
     cluster.until_ready("probed").await;
     drop(proxy);
     cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn what_the_node_replaces_is_told_with_its_next_run_unless_that_tarries() {
+    const NEXT: &str = "longshore.local/busybox:next";
+    let (cluster, proxy) = cluster_with_proxy(json!({})).await;
+    cluster.host.ctr(["images", "tag", BUSYBOX, NEXT]).expect("a second name of the image");
+    cluster.create("web", script("trap exit TERM; while :; do sleep 0.1; done")).await;
+    cluster.until_ready("web").await;
+    proxy.inject("CreateContainer", Fault::Delay(Duration::from_secs(3)));
+    let begun = Instant::now();
+    let patch = json!({"spec": {"containers": [{"name": "c", "image": NEXT}]}});
+    let patched = cluster.pods().patch("web", &Default::default(), &Patch::Strategic(&patch)).await;
+    patched.expect("the image is changed");
+    cluster
+        .until("web", "not Ready", |pod| match condition(pod, "Ready").as_str() {
+            "False" => Ok(()),
+            other => Err(other.to_owned()),
+        })
+        .await;
+    let told = begun.elapsed();
+    assert!(told >= Duration::from_millis(500), "told after {told:?}");
+    until_restarted(&cluster, "web", 1).await;
+    drop(proxy);
 }

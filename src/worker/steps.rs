@@ -75,6 +75,8 @@ struct Known {
     recall: CancellationToken,
     /// The run of the container that the step begins by stopping.
     stops: Option<String>,
+    /// Whether it then begins another.
+    replaces: bool,
 }
 
 /// The steps under way.
@@ -93,7 +95,7 @@ impl Steps {
     {
         let recall = CancellationToken::new();
         let step = step(recall.clone());
-        let known = Known { begun: Timestamp::now(), recall, stops: None };
+        let known = Known { begun: Timestamp::now(), recall, stops: None, replaces: false };
         self.known.insert(subject.clone(), known);
         self.running.push(Box::pin(async move { (subject, step.await) }));
     }
@@ -124,11 +126,17 @@ impl Steps {
         self.known.is_empty()
     }
 
-    /// The step that is begun for that container stops the run with that id first.
-    pub(super) fn note_stop(&mut self, name: &str, id: &str) {
+    /// The step that is begun for that container stops the run with that id first, and may begin
+    /// another in its place.
+    pub(super) fn note_stop(&mut self, name: &str, id: &str, replaces: bool) {
         if let Some(step) = self.known.get_mut(&Subject::Container(name.to_owned())) {
-            step.stops = Some(id.to_owned());
+            (step.stops, step.replaces) = (Some(id.to_owned()), replaces);
         }
+    }
+
+    /// The ids of runs that are stopped to begin others in their place.
+    pub(super) fn replaced(&self) -> impl Iterator<Item = &str> {
+        self.known.values().filter(|step| step.replaces).filter_map(|step| step.stops.as_deref())
     }
 
     /// The step about that container is not wanted any more, for the run with that id is to be

@@ -48,7 +48,8 @@ impl Task {
         // An end is no news while there is more to do.
         let phase = self.status(&observed).phase.unwrap_or_default();
         let ends = status::is_final(&phase);
-        if !ends || self.steps.is_empty() {
+        let hushed = self.hushed(&observed, now);
+        if hushed.is_none() && (!ends || self.steps.is_empty()) {
             self.tell(&observed);
         }
         // One that is being replaced has ended, and is no end of its pod.
@@ -69,9 +70,21 @@ impl Task {
         };
         let retries = [self.retry_at, self.resizing.as_ref().and_then(|r| r.retry_at)];
         let retries = retries.map(|at| at.filter(|at| *at > now));
-        let wakes = [plan.wake_at(), over_at].into_iter().chain(retries).flatten().min();
+        let wakes = [plan.wake_at(), over_at, hushed].into_iter().chain(retries).flatten().min();
         self.begin(&observed, plan, now);
         Some(Wake(wakes))
+    }
+
+    /// Until when nothing is told of a container that the node has ended to begin it anew: its end
+    /// and its next run are told together, if that comes soon. Clients that change a pod count on
+    /// its status to stay for a moment, as it does where a node looks once a second.
+    fn hushed(&self, observed: &ObservedPod, now: Timestamp) -> Option<Timestamp> {
+        let ends = self.steps.replaced().filter_map(|id| {
+            let run = observed.containers.iter().find(|run| run.id == id)?;
+            let is_newest = observed.newest(&run.name).is_some_and(|newest| newest.id == id);
+            run.finished_at().filter(|_| is_newest)
+        });
+        ends.map(|at| at + HUSH).filter(|until| *until > now).max()
     }
 
     /// End the pod for a reason of the node's own.
@@ -194,10 +207,11 @@ impl Task {
                 }
             });
             let stops = kill.as_ref().map(|(run, _)| run.id.clone());
+            let replaces = beginning.is_some();
             let (subject, hands) = (Subject::Container(name.clone()), self.hands());
             self.steps.begin(subject, |recall| hands.container(kill, beginning, recall));
             if let Some(id) = stops {
-                self.steps.note_stop(&name, &id);
+                self.steps.note_stop(&name, &id, replaces);
             }
         }
     }
@@ -326,6 +340,8 @@ impl Task {
     }
 }
 
+/// How long the end of a container waits to be told with its next run.
+const HUSH: SignedDuration = SignedDuration::from_millis(500);
 const CRASH_LOOP: &str = "CrashLoopBackOff";
 /// A sandbox that is stopped takes its containers with it within this time.
 const LOSS: SignedDuration = SignedDuration::from_secs(5);
