@@ -34,13 +34,10 @@ pub struct FileSystem {
 }
 
 impl FileSystem {
-    /// The file system of a path; blocks.
+    /// The file system of a path; blocks. The error does not name it.
     pub(crate) fn of(path: &Path) -> io::Result<Self> {
-        let at = |error: rustix::io::Errno| {
-            io::Error::new(io::Error::from(error).kind(), format!("{}: {error}", path.display()))
-        };
-        let stat = rustix::fs::stat(path).map_err(at)?;
-        let all = statvfs(path).map_err(at)?;
+        let stat = rustix::fs::stat(path)?;
+        let all = statvfs(path)?;
         Ok(Self {
             device: stat.st_dev,
             capacity: all.f_blocks.saturating_mul(all.f_frsize),

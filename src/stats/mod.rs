@@ -204,11 +204,11 @@ impl Stats {
         let node = self.shared.root_dir.clone();
         figure::blocking(move || {
             let runtime = places.map(|places| {
-                let images = FileSystem::of(&places.images)?;
-                let containers = FileSystem::of(&places.containers)?;
+                let images = file_system(&places.images)?;
+                let containers = file_system(&places.containers)?;
                 io::Result::Ok(RuntimeFileSystems { images, containers })
             });
-            Ok(FileSystems { node: FileSystem::of(&node)?, runtime: runtime.transpose()? })
+            Ok(FileSystems { node: file_system(&node)?, runtime: runtime.transpose()? })
         })
         .await
     }
@@ -291,6 +291,12 @@ async fn find_places(runtime: Runtime) -> Result<Places, Error> {
         .ok_or_else(|| Error::of("the runtime tells no file system of images"))?;
     let containers = path(&answer.container_filesystems).unwrap_or_else(|| images.clone());
     Ok(Places { images, containers })
+}
+
+/// The file system of a path, which the error names.
+fn file_system(path: &Path) -> io::Result<FileSystem> {
+    FileSystem::of(path)
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
 }
 
 #[cfg(test)]
