@@ -111,6 +111,8 @@ pub struct Synced {
     pub family: Family,
     /// Whether all rules were compared, not only those of what changed.
     pub full: bool,
+    /// When it began: what was told later is for the next.
+    pub began: Instant,
     /// How long it took until the rules were in place.
     pub duration: Duration,
     /// When they were.
@@ -206,11 +208,11 @@ impl Proxier {
     pub async fn sync(&self, reason: Reason) -> Result<Synced, Failed> {
         let family = self.family();
         let mut applied = self.applied.lock().await;
-        let start = Instant::now();
+        let began = Instant::now();
         let plan = self.plan(&mut applied, reason);
         let full = matches!(plan.work, Work::Full(_));
         let written = self.write(&plan, &mut applied).await;
-        let duration = start.elapsed();
+        let duration = began.elapsed();
         let (filter, nat) = written.map_err(|source| Failed { family, full, duration, source })?;
         let at = Timestamp::now();
         applied.done = Some(plan.asked);
@@ -229,6 +231,7 @@ impl Proxier {
         Ok(Synced {
             family,
             full,
+            began,
             duration,
             at,
             filter,
