@@ -8,6 +8,7 @@
 mod tests;
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -16,6 +17,7 @@ use serde::Serialize;
 
 use crate::Family;
 use crate::model::{HealthCheck, ServiceName};
+use crate::render::{NodePorts, Settings};
 
 /// The taint of a node that the cluster autoscaler is about to delete.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
@@ -187,6 +189,29 @@ struct ServiceReport<'a> {
 struct ServiceReference<'a> {
     namespace: &'a str,
     name: &'a str,
+}
+
+/// Where the health-check ports are served, and for which service: at the addresses of node ports.
+/// Of two services with one port the first by name has it.
+pub fn listeners<'a>(
+    checks: &'a BTreeMap<ServiceName, HealthCheck>,
+    settings: &Settings,
+) -> BTreeMap<SocketAddr, &'a ServiceName> {
+    let any = match settings.family {
+        Family::V4 => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+        Family::V6 => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+    };
+    let addresses: Vec<IpAddr> = match &settings.node_ports {
+        NodePorts::All => vec![any],
+        NodePorts::Addresses(addresses) => addresses.iter().copied().collect(),
+    };
+    let mut listeners = BTreeMap::new();
+    for (name, check) in checks {
+        for ip in &addresses {
+            listeners.entry(SocketAddr::new(*ip, check.port)).or_insert(name);
+        }
+    }
+    listeners
 }
 
 impl Answer {

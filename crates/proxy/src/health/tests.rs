@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::render::{Accounting, LocalDetector};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -152,4 +153,38 @@ fn load_balancers_are_told_how_many_endpoints_are_here() {
     health.queued(Family::V6, clock.at(0));
     let late = health.service(&name, check(1), clock.at(60));
     assert_eq!((late.status, &body(&late)["serviceProxyHealthy"]), (503, &json!(false)));
+}
+
+#[test]
+fn health_checks_are_served_where_node_ports_are() {
+    let settings = |family, node_ports| Settings {
+        family,
+        masquerade_all: false,
+        masquerade_bit: 14,
+        random_fully: true,
+        detector: LocalDetector::None,
+        node_ip: Ipv4Addr::UNSPECIFIED.into(),
+        node_ports,
+        localhost_node_ports: true,
+        drop_invalid: true,
+        accounting: Accounting::default(),
+    };
+    let addresses =
+        NodePorts::Addresses(["10.0.0.9", "10.0.0.8"].map(|ip| ip.parse().unwrap()).into());
+    let service =
+        |name, port| (ServiceName::new("default", name), HealthCheck { port, local_endpoints: 1 });
+    let checks = BTreeMap::from([service("a", 1), service("b", 2), service("c", 1)]);
+    for (settings, expected) in [
+        (settings(Family::V4, NodePorts::All), vec!["0.0.0.0:1 a", "0.0.0.0:2 b"]),
+        (settings(Family::V6, NodePorts::All), vec!["[::]:1 a", "[::]:2 b"]),
+        (
+            settings(Family::V4, addresses),
+            vec!["10.0.0.8:1 a", "10.0.0.8:2 b", "10.0.0.9:1 a", "10.0.0.9:2 b"],
+        ),
+    ] {
+        let listeners = listeners(&checks, &settings);
+        let listeners: Vec<_> =
+            listeners.iter().map(|(at, service)| format!("{at} {}", service.name)).collect();
+        assert_eq!(listeners, expected);
+    }
 }

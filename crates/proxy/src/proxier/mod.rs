@@ -215,7 +215,6 @@ impl Proxier {
         let duration = began.elapsed();
         let (filter, nat) = written.map_err(|source| Failed { family, full, duration, source })?;
         let at = Timestamp::now();
-        applied.done = Some(plan.asked);
         if full {
             applied.full = Some(LastFull { ended: Instant::now(), duration });
         }
@@ -224,6 +223,8 @@ impl Proxier {
         if !plan.large || full || reason == Reason::Period || applied.stale.len() > MAX_STALE {
             self.remove(&mut applied.stale).await;
         }
+        // Last: chains of a sync that is given up before are found by a full one only.
+        applied.done = Some(plan.asked);
         let Plan { services, endpoints, .. } = plan;
         debug!(%family, full, ?duration, services, endpoints, ?filter, ?nat, "rules are in sync");
         let (triggers, warnings) = applied.owed.tell();

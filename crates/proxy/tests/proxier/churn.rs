@@ -11,7 +11,7 @@ use longshore_proxy::apply::{Limits, Variant, cleanup};
 use longshore_proxy::model::ServiceName;
 use longshore_proxy::pacer::Reason;
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::common::{in_netns, sh};
 use crate::world::{World, proxier};
@@ -98,19 +98,23 @@ fn churn(variant: Variant) {
             let mut cluster = Cluster::default();
             let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
             let (mut partial, mut given_up) = (0, 0);
-            for round in 0..40 {
+            for round in 0..40_u8 {
                 for _ in 0..=dice.below(4) {
                     cluster.step(&it, &mut dice);
                 }
                 let sync = it.proxier.sync(Reason::Change);
                 // As a process that is killed at any point, but that it lives on.
                 let patience = match round % 8 {
-                    7 => Duration::from_millis(dice.below(12).into()),
+                    7 => Duration::from_millis(u64::from(round / 8 * dice.below(4))),
                     _ => Duration::from_secs(60),
                 };
                 match timeout(patience, sync).await {
                     Ok(synced) => partial += usize::from(!synced.unwrap().full),
-                    Err(_) => given_up += 1,
+                    Err(_) => {
+                        given_up += 1;
+                        // What the kernel had begun for the command that was ended.
+                        sleep(Duration::from_millis(20)).await;
+                    }
                 }
             }
             it.proxier.sync(Reason::Change).await.unwrap();
@@ -151,7 +155,7 @@ fn events_do_not_wait_for_a_sync() {
         while sh("cat /proc/locks").lines().all(|it| !it.contains(&format!(" {} ", lock.id()))) {}
         let start = Instant::now();
         let events = async {
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            sleep(Duration::from_millis(100)).await;
             let start = Instant::now();
             assert!(it.endpoints("one", &[1, 2], json!({})));
             assert!(start.elapsed() < Duration::from_millis(50));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
@@ -34,8 +34,9 @@ const HOST: &str = "
     ip addr add 10.2.0.1/24 dev pod0; ip -6 addr add fd00:2::1/64 dev pod0 nodad
     $pod ip addr add 10.2.0.2/24 dev eth0; $pod ip -6 addr add fd00:2::2/64 dev eth0 nodad
     $pod ip route add default via 10.2.0.1; $pod ip -6 route add default via fd00:2::1
-    ip route add 10.96.0.0/16 dev pod0 src 10.0.0.9
-    ip -6 route add fd00:96::/64 dev pod0 src fd00::9
+    ip link add uplink type veth peer name wire; ip link set wire up; ip link set uplink up
+    ip route add 10.96.0.0/16 dev uplink src 10.0.0.9
+    ip -6 route add fd00:96::/64 dev uplink src fd00::9
     echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding";
 
 /// One family on one variant.
@@ -202,16 +203,30 @@ pub(crate) async fn answerers(ip: IpAddr, port: u16) -> BTreeSet<IpAddr> {
     seen
 }
 
-/// Who answers in the pod.
-pub(crate) async fn ask_in_pod(ip: IpAddr, port: u16) -> IpAddr {
+/// What a shell in the pod that connects there prints, and what it complains of.
+async fn connect_in_pod(ip: IpAddr, port: u16) -> (String, String) {
     let script = format!("exec 3<>/dev/tcp/{ip}/{port}; cat <&3");
     let output = tokio::process::Command::new("nsenter")
         .args(["--net=/run/netns/pod", "timeout", "5", "bash", "-ec", &script])
         .output()
         .await
         .unwrap();
-    assert!(output.status.success(), "{script}: {output:?}");
-    String::from_utf8(output.stdout).unwrap().parse().unwrap()
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (text(output.stdout), text(output.stderr))
+}
+
+/// Who answers in the pod.
+pub(crate) async fn ask_in_pod(ip: IpAddr, port: u16) -> IpAddr {
+    let (answer, error) = connect_in_pod(ip, port).await;
+    answer.parse().unwrap_or_else(|_| panic!("{ip} {port}: {error}"))
+}
+
+/// How long it takes until the pod is refused.
+pub(crate) async fn refused_in_pod(ip: IpAddr, port: u16) -> Duration {
+    let start = Instant::now();
+    let (_, error) = connect_in_pod(ip, port).await;
+    assert!(error.contains("Connection refused"), "{ip} {port}: {error}");
+    start.elapsed()
 }
 
 /// Who answers a datagram.
