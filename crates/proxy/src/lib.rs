@@ -1,16 +1,19 @@
 //! kube-proxy: how services reach their endpoints. Data flows one way: [`model`] keeps services and
 //! their endpoints as this node sees them, [`render`] makes rules of them as text, [`apply`] has
 //! these in the kernel, as often as [`pacer`] says; [`conntrack`] ends the flows that nobody answers
-//! any more. [`userspace`] is the other mode, with relays in the place of rules.
+//! any more. [`proxier`] has all of these work together, [`health`] tells others whether they do.
+//! [`userspace`] is the other mode, with relays in the place of rules.
 //!
 //! Current limitations: no daemon runs it yet.
 
 pub mod apply;
 pub mod config;
 pub mod conntrack;
+pub mod health;
 pub mod model;
 mod netlink;
 pub mod pacer;
+pub mod proxier;
 pub mod render;
 pub mod sysctl;
 pub mod userspace;

@@ -30,7 +30,7 @@ pub struct Totals {
 pub struct Full<'a> {
     settings: &'a Settings,
     existing: &'a Existing,
-    services: Box<dyn Iterator<Item = &'a Arc<Service>> + 'a>,
+    services: Box<dyn Iterator<Item = &'a Arc<Service>> + Send + 'a>,
     brief: bool,
     filter: Batch,
     nat: Batch,
