@@ -59,13 +59,13 @@ fn count(service: &Service) -> usize {
 /// A service before and after.
 #[derive(Debug, Clone)]
 pub struct Change {
-    /// As it was at the last [`Tracker::take_changes`]; none when it is new.
+    /// As it was at the last [`Tracker::take_changes`](super::Tracker::take_changes); none when it is new.
     pub before: Option<Arc<Service>>,
     /// As it is; none when it is gone.
     pub after: Option<Arc<Service>>,
 }
 
-/// What happened since the last [`Tracker::take_changes`].
+/// What happened since the last [`Tracker::take_changes`](super::Tracker::take_changes).
 #[derive(Debug, Default)]
 pub struct Changes {
     /// The services that changed, in the order of their names.
