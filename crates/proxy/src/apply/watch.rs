@@ -11,9 +11,10 @@ use tracing::{info, warn};
 use super::nftables;
 use super::{Error, Iptables, Table, Variant};
 use crate::netlink::{Changes, Netfilter};
+use crate::render::CANARY_CHAIN;
 
 /// The chain by which a flush is noticed.
-pub const CANARY: &str = "KUBE-PROXY-CANARY";
+pub const CANARY: &str = CANARY_CHAIN;
 
 /// Where jumps to our rules stand: such a chain has lost all its rules only when somebody took
 /// them out. (A flush that leaves the chains leaves the canary too.)
