@@ -4,10 +4,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use longshore::config::{self, Command, Config};
-use longshore::node;
+use longshore::{logging, node};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::EnvFilter;
 
 /// How long the node may take to stop.
 const STOP: Duration = Duration::from_secs(20);
@@ -24,7 +23,7 @@ fn main() -> ExitCode {
 }
 
 fn run(config: Config) -> anyhow::Result<()> {
-    log(config.kubelet.logging.verbosity);
+    logging::start(config.kubelet.logging.verbosity);
     config.deprecated_flags.iter().for_each(|flag| {
         tracing::info!(flag, "this flag works, but belongs in the configuration file");
     });
@@ -48,20 +47,6 @@ fn run(config: Config) -> anyhow::Result<()> {
 async fn overdue(stop: CancellationToken) {
     stop.cancelled().await;
     tokio::time::sleep(STOP).await;
-}
-
-fn log(verbosity: u32) {
-    let level = match verbosity {
-        0..=2 => "info",
-        3..=5 => "info,longshore=debug",
-        _ => "info,longshore=trace",
-    };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .init();
 }
 
 fn cancel_on_signal(stop: CancellationToken) -> std::io::Result<()> {

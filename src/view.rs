@@ -59,6 +59,10 @@ impl Host for View {
         self.observer.pod(uid)
     }
 
+    fn observed_pods(&self) -> Vec<Arc<ObservedPod>> {
+        self.observer.all()
+    }
+
     fn log_path<'a>(&'a self, container_id: &'a str) -> BoxFuture<'a, Result<PathBuf, String>> {
         Box::pin(async move {
             let container = self.observer.container(container_id);

@@ -6,6 +6,7 @@
 
 mod cgroups;
 mod checks_managers;
+mod ciphers;
 mod eviction;
 mod file;
 mod flags;
@@ -105,6 +106,8 @@ pub struct Config {
     pub reserved: Reserved,
     /// When pods have to go for the node's sake.
     pub eviction: Eviction,
+    /// Every flag that there is with its value in force, for people to read.
+    pub flags: BTreeMap<&'static str, String>,
     /// Flags that work but belong in the configuration file, for a line in the log.
     pub deprecated_flags: Vec<&'static str>,
 }
@@ -222,7 +225,9 @@ fn kubelet_command(args: &[String]) -> Result<Command, ConfigError> {
         flags = KubeletFlags::over(file::load(main.as_deref(), drop_ins.as_deref())?);
         parsed.apply(&mut flags).map_err(ConfigError::CommandLine)?;
     }
+    let shown = pflag::shown(KUBELET_FLAGS, &mut flags);
     let mut config = checked(flags)?;
+    config.flags = shown;
     config.deprecated_flags = parsed.deprecated().collect();
     Ok(Command::Kubelet(Box::new(config)))
 }
@@ -286,6 +291,7 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
         maximum_dead_containers_per_container: flags.maximum_dead_containers_per_container,
         maximum_dead_containers: flags.maximum_dead_containers,
         kubelet: flags.kubelet,
+        flags: BTreeMap::new(),
         deprecated_flags: Vec::new(),
     })
 }
