@@ -57,7 +57,9 @@ impl Target {
         let mut config = match known {
             true => builder
                 .with_client_auth_cert(
-                    vec![CertificateDer::from_pem_file(file("client-kubernetes-admin.crt")).unwrap()],
+                    vec![
+                        CertificateDer::from_pem_file(file("client-kubernetes-admin.crt")).unwrap(),
+                    ],
                     PrivateKeyDer::from_pem_file(file("client-kubernetes-admin.key")).unwrap(),
                 )
                 .unwrap(),
@@ -184,7 +186,8 @@ async fn floods_leave_the_node_as_it_was() {
     target.serves().await;
     let files = target.open_files();
     let before = target.memory_kib();
-    let odd = |n: usize| format!("/x{n}/{}?label{n}={}&token={PLANTED}", "y".repeat(n % 400), n * 7);
+    let odd =
+        |n: usize| format!("/x{n}/{}?label{n}={}&token={PLANTED}", "y".repeat(n % 400), n * 7);
 
     // distinct paths and labels, with leave and without any
     let mut admin = target.connect(&target.tls(true, "http/1.1")).await;
@@ -213,7 +216,11 @@ async fn floods_leave_the_node_as_it_was() {
 
     let log = target.cluster.node.daemon().log();
     assert!(log.contains("request refused"), "no line for who looks for attacks");
-    assert!(!log.contains(PLANTED) && !log.contains("panicked"), "{}", target.cluster.node.daemon().log_tail(30));
+    assert!(
+        !log.contains(PLANTED) && !log.contains("panicked"),
+        "{}",
+        target.cluster.node.daemon().log_tail(30)
+    );
 }
 
 /// Streams that are opened and taken back at once, which cost the sender nothing.
@@ -261,7 +268,10 @@ async fn malformed_requests_get_their_status() {
         (format!("GET / HTTP/1.1\r\n{head}A: {long}\r\n\r\n"), &["431"]),
         (format!("GET / HTTP/1.1\r\n{head}{many}\r\n"), &["431"]),
         (format!("GET / HTTP/1.1\r\n{head}Content-Length: x\r\n\r\n"), &["400"]),
-        (format!("GET / HTTP/1.1\r\n{head}Content-Length: 1\r\nContent-Length: 2\r\n\r\n"), &["400"]),
+        (
+            format!("GET / HTTP/1.1\r\n{head}Content-Length: 1\r\nContent-Length: 2\r\n\r\n"),
+            &["400"],
+        ),
         (format!("GET / HTTP/1.1\r\n{head}A b: c\r\n\r\n"), &["400"]),
         (format!("GET / HTTP/9.9\r\n{head}\r\n"), &["400", "505"]),
         (format!("BREW / HTTP/1.1\r\n{head}\r\n"), &["404", "405"]),
@@ -386,8 +396,9 @@ async fn secrets_stay_out_of_the_log_at_its_loudest() {
             failed.then_some(()).ok_or(text)
         })
         .await;
-    let shown =
-        kubectl.run(["exec", "web", "--", "sh", "-c", &format!("cat /v/file; : {PLANTED}")]).unwrap();
+    let shown = kubectl
+        .run(["exec", "web", "--", "sh", "-c", &format!("cat /v/file; : {PLANTED}")])
+        .unwrap();
     assert_eq!(shown, PLANTED);
 
     let mut cluster = cluster;
@@ -416,7 +427,10 @@ async fn secrets_stay_out_of_the_log_at_its_loudest() {
     }
     let log = cluster.node.daemon().log();
     assert!(log.contains("TRACE") || log.contains("DEBUG"), "it is not at its loudest");
-    assert!(log.contains("path=\"/exec/default/web/c\"") || log.contains("/exec/default/web/c"), "an exec is told");
+    assert!(
+        log.contains("path=\"/exec/default/web/c\"") || log.contains("/exec/default/web/c"),
+        "an exec is told"
+    );
 }
 
 /// A node that logs all it can.

@@ -207,10 +207,7 @@ async fn files_and_debuggers_go_into_pods() {
     let local = |name: &str| folder.path().join(name).display().to_string();
     for websockets in PROTOCOLS {
         let kubectl = Kubectl { cluster: &cluster, websockets };
-        for copy in [
-            [&local("there"), "web:/tmp/copied"],
-            ["web:/tmp/copied", &local("back")],
-        ] {
+        for copy in [[&local("there"), "web:/tmp/copied"], ["web:/tmp/copied", &local("back")]] {
             let output = kubectl.run(&["cp", "-c", "c", copy[0], copy[1]], b"");
             assert!(output.status.success(), "{copy:?}: {}", text(&output.stderr));
         }
@@ -218,8 +215,19 @@ async fn files_and_debuggers_go_into_pods() {
         let image = format!("--image={BUSYBOX}");
         let name = format!("debugger-{websockets}");
         let container = format!("--container={name}");
-        let debug = ["debug", "-i", "web", &image, &container, "--target=c", "--image-pull-policy=Never",
-                     "--", "sh", "-c", "read line; echo got $line"];
+        let debug = [
+            "debug",
+            "-i",
+            "web",
+            &image,
+            &container,
+            "--target=c",
+            "--image-pull-policy=Never",
+            "--",
+            "sh",
+            "-c",
+            "read line; echo got $line",
+        ];
         let mut child = Running(kubectl.command(&debug).spawn().unwrap());
         let mut stdin = child.0.stdin.take().unwrap();
         stdin.write_all(b"it\n").unwrap();

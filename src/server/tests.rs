@@ -327,7 +327,9 @@ async fn only_those_with_leave_are_answered() {
             let asked = path.trim_start_matches('/').replace("flagz", "configz");
             assert_eq!(
                 body,
-                format!("Forbidden (user=admin, verb=get, resource=nodes, subresource(s)=[{asked}])\n")
+                format!(
+                    "Forbidden (user=admin, verb=get, resource=nodes, subresource(s)=[{asked}])\n"
+                )
             );
         }
     }

@@ -134,7 +134,8 @@ impl Server {
             Arc::new(Api::new(config.store, config.service_range, config.event_ttl, advertised));
         tasks::bootstrap::run(&api).await?;
         let stop = CancellationToken::new();
-        let kubelet = KubeletClient::new(&kubelet_client, config.kubelet_ca.as_deref(), advertised)?;
+        let kubelet =
+            KubeletClient::new(&kubelet_client, config.kubelet_ca.as_deref(), advertised)?;
         let router = Arc::new(Router::new(api.clone(), kubelet, stop.clone()));
         Ok(Server {
             listener,

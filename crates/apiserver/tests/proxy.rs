@@ -27,10 +27,7 @@ fn answer(request: Request<Incoming>) -> Response<NodeBody> {
         path => path.to_owned(),
     };
     let body: NodeBody = match request.uri().path() {
-        "/body" => request
-            .into_body()
-            .map_err(|error| panic!("{error}"))
-            .boxed_unsync(),
+        "/body" => request.into_body().map_err(|error| panic!("{error}")).boxed_unsync(),
         _ => http_body_util::Full::new(Bytes::from(text.clone())).boxed_unsync(),
     };
     let mut response = Response::new(body);

@@ -20,6 +20,7 @@ mod probes;
 mod process;
 mod report;
 mod restart;
+mod server;
 mod statistics;
 
 use std::fs;
@@ -51,6 +52,9 @@ struct Args {
     /// How often a pod takes so much memory that the node ends it.
     #[arg(long, default_value_t = 20)]
     hogs: u16,
+    /// Measure the node's ports, and nothing else.
+    #[arg(long)]
+    server: bool,
     /// Write all figures to this file, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -69,19 +73,30 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<()> {
     // One thread: what measures must leave the machine to what is measured.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let figures = runtime.block_on(async {
+    let measured = async {
+        Ok(match args.server {
+            true => {
+                let figures = server::run(args).await?;
+                (figures.to_string(), serde_json::to_string_pretty(&figures)?)
+            }
+            false => {
+                let figures = bench::run(args).await?;
+                (report::table(&figures), serde_json::to_string_pretty(&figures)?)
+            }
+        })
+    };
+    let (table, json) = runtime.block_on(async {
         let (mut interrupt, mut terminate) =
             (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         tokio::select! {
-            figures = bench::run(args) => figures,
+            figures = measured => figures,
             _ = interrupt.recv() => bail!("interrupted"),
             _ = terminate.recv() => bail!("interrupted"),
         }
     })?;
-    print!("{}", report::table(&figures));
+    print!("{table}");
     if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&figures)?;
-        fs::write(path, text + "\n").with_context(|| path.display().to_string())?;
+        fs::write(path, json + "\n").with_context(|| path.display().to_string())?;
     }
     Ok(())
 }

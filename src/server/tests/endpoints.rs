@@ -35,7 +35,8 @@ async fn checks_can_be_left_out() {
     let setup = setup(&OPEN, &[]).await;
     setup.host.healthy.store(false, Ordering::SeqCst);
     let get = async |path: &str| setup.get(Some("admin"), None, path).await;
-    let failed = "[+]ping ok\n[+]log ok\n[-]syncloop failed: reason withheld\nhealthz check failed\n";
+    let failed =
+        "[+]ping ok\n[+]log ok\n[-]syncloop failed: reason withheld\nhealthz check failed\n";
     assert_eq!(get("/healthz").await, (500, failed.to_owned()));
     assert_eq!(get("/healthz?exclude=syncloop").await, (200, "ok".to_owned()));
     let (status, text) = get("/healthz?exclude=syncloop,none&verbose").await;
@@ -156,15 +157,24 @@ fn target() -> impl Strategy<Value = String> {
         "/",
     ];
     const NAMES: [&str; 12] = [
-        "tailLines", "tail", "sinceTime", "sinceSeconds", "limitBytes", "stream", "command", "port",
-        "timeout", "query", "pattern", "exclude",
+        "tailLines",
+        "tail",
+        "sinceTime",
+        "sinceSeconds",
+        "limitBytes",
+        "stream",
+        "command",
+        "port",
+        "timeout",
+        "query",
+        "pattern",
+        "exclude",
     ];
     let pair = (prop::sample::select(&NAMES[..]), "[-+%0-9A-Za-z.:/]{0,24}")
         .prop_map(|(name, value)| format!("{name}={value}"));
     let rest = "(/[a-z%0-9.]{0,6}){0,3}";
-    (prop::sample::select(&FAMILIES[..]), rest, prop::collection::vec(pair, 0..5)).prop_map(
-        |(family, rest, pairs)| format!("{family}{rest}?{}", pairs.join("&")),
-    )
+    (prop::sample::select(&FAMILIES[..]), rest, prop::collection::vec(pair, 0..5))
+        .prop_map(|(family, rest, pairs)| format!("{family}{rest}?{}", pairs.join("&")))
 }
 
 #[test]

@@ -45,14 +45,13 @@ impl Router {
         *request.headers_mut() = call.head.headers;
         streams::drop_proofs(request.headers_mut());
         streams::drop_hop_headers(request.headers_mut());
-        let answer = self.kubelet.send(&endpoint, request, false).await.map_err(|error| {
-            match error {
+        let answer =
+            self.kubelet.send(&endpoint, request, false).await.map_err(|error| match error {
                 Error::Forbidden(_) => StatusError::bad_request(error.to_string()),
                 error => StatusError::service_unavailable(format!(
                     "error trying to reach service: {error}"
                 )),
-            }
-        })?;
+            })?;
         let (mut head, body) = answer.into_parts();
         if head.status.is_redirection() {
             return Err(StatusError::internal(

@@ -83,4 +83,3 @@ pub async fn node(
     assert_eq!(code, 200, "{set}");
     Node { port, asked, headers }
 }
-
