@@ -104,7 +104,8 @@ impl ClientCertificate {
             return Ok(Some(Self { credentials, keeper: None, figures }));
         }
         let standing = watch::Sender::new(Standing::Kubeconfig);
-        let identity = Identity { path: files.store.current_path(), standing: standing.subscribe() };
+        let identity =
+            Identity { path: files.store.current_path(), standing: standing.subscribe() };
         let credentials = Credentials { identity: Some(identity), ..credentials };
         let template = watch::Sender::new(Some(Template::node(&config.node_name))).subscribe();
         let judge = files.clone();
@@ -129,12 +130,7 @@ impl ClientCertificate {
 }
 
 /// The client that asks: the node's own while it has a good credential, or else the bootstrap's.
-async fn way(
-    files: Files,
-    own: Credentials,
-    limits: Limits,
-    good: bool,
-) -> Result<Client, String> {
+async fn way(files: Files, own: Credentials, limits: Limits, good: bool) -> Result<Client, String> {
     let credentials = match files.credential(Timestamp::now()) {
         _ if good => own,
         Credential::Own => Credentials { identity: None, ..own },

@@ -262,7 +262,10 @@ impl Keeper {
             }
         };
         let issued = match (issued, &draft) {
-            (Err(error @ (RequestError::Refused { .. } | RequestError::Spent { .. })), Some(draft)) => {
+            (
+                Err(error @ (RequestError::Refused { .. } | RequestError::Spent { .. })),
+                Some(draft),
+            ) => {
                 // the same key would only find the same request again
                 draft.remove();
                 return Err(error.into());

@@ -198,7 +198,8 @@ impl Request {
         match (api.create(&PostParams::default(), &wanted).await, &self.name) {
             (Ok(created), _) => Ok(created),
             (Err(KubeError::Api(status)), Some(name)) if status.code == 409 => {
-                let found = api.get(name).await.map_err(|error| RequestError::Create(error.into()))?;
+                let found =
+                    api.get(name).await.map_err(|error| RequestError::Create(error.into()))?;
                 match public_key_of(&found) == Some(self.key.subject_public_key_info()) {
                     true => {
                         info!(csr = name, "taking up the request of before");

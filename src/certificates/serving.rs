@@ -59,9 +59,10 @@ async fn follow(
     wanted: watch::Sender<Option<Template>>,
 ) {
     loop {
-        let addresses = node.borrow_and_update().as_ref().and_then(|node| {
-            node.status.as_ref().and_then(|status| status.addresses.clone())
-        });
+        let addresses = node
+            .borrow_and_update()
+            .as_ref()
+            .and_then(|node| node.status.as_ref().and_then(|status| status.addresses.clone()));
         // a node that is not known now has the addresses that it had
         if let Some(addresses) = addresses {
             let template = template(name, &addresses, dns_only);

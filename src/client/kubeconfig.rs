@@ -42,8 +42,7 @@ pub(super) async fn endpoints(
     limits: Limits,
 ) -> Result<Vec<Endpoint>, ClientError> {
     let path = &credentials.kubeconfig;
-    let error =
-        |source| ClientError::Kubeconfig { path: path.clone(), source: Box::new(source) };
+    let error = |source| ClientError::Kubeconfig { path: path.clone(), source: Box::new(source) };
     let invalid = |reason| ClientError::Invalid { path: path.clone(), reason };
     let mut kubeconfig = Kubeconfig::read_from(path).map_err(error)?;
     if let (Some(identity), Standing::Kept(_)) = (&credentials.identity, standing) {

@@ -159,8 +159,7 @@ impl Shared {
             Ok(Ok(answer)) => Ok(answer.map(|body| Cuttable::new(body, cut))),
             Ok(Err(error)) => Err(Failure { unsent: is_unsent(&error), error: error.into() }),
             Err(_) => {
-                let text =
-                    format!("no answer from the apiserver within {:?}", self.limits.timeout);
+                let text = format!("no answer from the apiserver within {:?}", self.limits.timeout);
                 Err(Failure { unsent: false, error: text.into() })
             }
         }
@@ -279,9 +278,7 @@ impl From<Failure> for BoxError {
 /// Whether an error came up before there was a connection.
 fn is_unsent(error: &(dyn std::error::Error + 'static)) -> bool {
     let causes = std::iter::successors(Some(error), |error| error.source());
-    causes
-        .filter_map(|cause| cause.downcast_ref::<legacy::Error>())
-        .any(legacy::Error::is_connect)
+    causes.filter_map(|cause| cause.downcast_ref::<legacy::Error>()).any(legacy::Error::is_connect)
 }
 
 /// The same request once more; `None`: its body is a stream.

@@ -93,6 +93,10 @@ fn load_text(text: &str) -> Result<KubeletConfiguration, String> {
     let directory = tempfile::tempdir().unwrap();
     let path = write(directory.path(), "config.yaml", text);
     file::load(Some(&path), None)
+        .map(|(settings, warnings)| {
+            assert!(warnings.is_empty(), "{warnings:?}");
+            settings
+        })
         .map_err(|error| error.to_string().replace(&format!("{}: ", path.display()), ""))
 }
 
@@ -132,7 +136,7 @@ fn zeroes_that_kubeadm_writes_stand_for_the_defaults() {
 fn a_hand_made_file_is_read_and_its_relative_paths_are_its_own() {
     let directory = tempfile::tempdir().unwrap();
     let path = write(directory.path(), "kubelet.yaml", HAND_MADE);
-    let mut settings = file::load(Some(&path), None).unwrap();
+    let mut settings = file::load(Some(&path), None).unwrap().0;
     settings.fill_gated(&FeatureGates::default());
     assert_eq!(settings.static_pod_path, directory.path().join("manifests").to_str().unwrap());
     assert_eq!(settings.resolv_conf, directory.path().join("resolv.conf").to_str().unwrap());
@@ -165,15 +169,6 @@ fn a_file_at_fault_is_refused_with_the_field() {
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: Pod\n".to_owned(),
             "kind: expected \"KubeletConfiguration\"",
         ),
-        (format!("{HEADER}maxpods: 3\n"), "unknown field \"maxpods\""),
-        (
-            format!("{HEADER}authentication: {{webhook: {{enable: true}}}}\n"),
-            "unknown field \"authentication.webhook.enable\"",
-        ),
-        (
-            format!("{HEADER}registerWithTaints: [{{key: a, effect: NoSchedule, colour: red}}]\n"),
-            "unknown field \"registerWithTaints[0].colour\"",
-        ),
         (format!("{HEADER}maxPods: many\n"), "maxPods: invalid type: string \"many\""),
         (
             format!("{HEADER}syncFrequency: 10 minutes\n"),
@@ -185,12 +180,84 @@ fn a_file_at_fault_is_refused_with_the_field() {
             "evictionHard.memory.available: invalid type",
         ),
         (format!("{HEADER}clusterDNS: 10.0.0.1\n"), "clusterDNS: invalid type"),
-        (format!("{HEADER}maxPods: 1\nmaxPods: 2\n"), "maxPods"),
         (format!("{HEADER}clusterDNS: [\n"), ""),
     ] {
         let error = load_text(&text).expect_err(&text);
         assert!(error.contains(expected), "{text}\n gave {error}\n not {expected}");
     }
+}
+
+#[test]
+fn what_is_not_known_is_passed_over_with_a_warning() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = format!(
+        "{HEADER}maxpods: 3\nmaxPods: 7\nmaxPods: 8\n\
+         authentication: {{webhook: {{enable: true, cacheTTL: 5s}}}}\n\
+         registerWithTaints: [{{key: a, effect: NoSchedule, colour: red}}]\n"
+    );
+    let path = write(directory.path(), "c.yaml", &text);
+    let (settings, warnings) = file::load(Some(&path), None).unwrap();
+    assert_eq!(settings.max_pods, 8, "of two the last one counts");
+    assert_eq!(settings.authentication.webhook.cache_ttl, GoDuration::secs(5));
+    assert_eq!(settings.register_with_taints[0].effect, "NoSchedule");
+    for said in [
+        "maxPods",
+        "unknown field \"maxpods\"",
+        "unknown field \"authentication.webhook.enable\"",
+        "unknown field \"registerWithTaints[0].colour\"",
+    ] {
+        assert!(warnings.iter().any(|warning| warning.contains(said)), "{said}: {warnings:?}");
+    }
+    assert!(warnings.iter().all(|warning| warning.contains("c.yaml: ")), "{warnings:?}");
+
+    let nonsense: String = (0..500).map(|n| format!("x{n}: 1\n")).collect();
+    assert!(load_text(&format!("{HEADER}{nonsense}")).unwrap_err().contains("unknown field"));
+    // one fault that may be passed over excuses no other
+    let error = load_text(&format!("{HEADER}maxpods: 3\nport: ten\n")).unwrap_err();
+    assert!(error.contains("port: invalid type"), "{error}");
+}
+
+/// The names that the decoder takes, as it lists them when it meets another.
+fn known_fields() -> Vec<String> {
+    let error = serde_json::from_str::<KubeletConfiguration>("{\"?\": 1}").unwrap_err().to_string();
+    let list = error.split_once("expected one of ").unwrap().1;
+    let names = list.split('`').skip(1).step_by(2).map(str::to_owned);
+    names.collect()
+}
+
+#[test]
+fn every_field_is_in_the_table_of_effects() {
+    let known = known_fields();
+    assert_eq!(known.len(), 125);
+    let listed: Vec<_> = effects::EFFECTS.iter().map(|(name, _)| (*name).to_owned()).collect();
+    assert_eq!(listed, known);
+}
+
+#[test]
+fn a_field_without_effect_is_told_by_its_name() {
+    assert_eq!(effects::without_effect(&load_text(KUBEADM).unwrap()), Vec::<String>::new());
+    let config =
+        kubelet(&["--hairpin-mode=none", "--logging-format=json", "--containerd=x"]).unwrap();
+    let warned = |text| config.warnings.iter().any(|warning| warning.contains(text));
+    assert!(warned("hairpinMode is set and has no effect: "), "{:?}", config.warnings);
+    assert!(
+        warned("logging.format") && warned("--containerd has no effect"),
+        "{:?}",
+        config.warnings
+    );
+    assert!(!warned("volumeStatsAggPeriod") && !warned("maxPods"), "{:?}", config.warnings);
+}
+
+#[test]
+fn a_drop_in_that_names_one_signal_leaves_the_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let main = write(directory.path(), "main.yaml", HEADER);
+    let drop_ins = directory.path().join("conf.d");
+    let text = format!("{HEADER}evictionHard: {{memory.available: 1Gi}}\n");
+    write(&drop_ins, "10.conf", &text);
+    let (settings, _) = file::load(Some(&main), Some(&drop_ins)).unwrap();
+    assert_eq!(settings.eviction_hard["memory.available"], "1Gi");
+    assert_eq!(settings.eviction_hard["nodefs.available"], "10%");
 }
 
 #[test]
@@ -235,16 +302,16 @@ fn drop_ins_are_laid_over_the_file_in_order() {
     );
     write(&drop_ins, "30-c/x.conf", &format!("{HEADER}podsPerCore: 3\n"));
     write(&drop_ins, "99.yaml", "no configuration, and not looked at");
-    let settings = file::load(Some(&main), Some(&drop_ins)).unwrap();
+    let settings = file::load(Some(&main), Some(&drop_ins)).unwrap().0;
     assert_eq!((settings.max_pods, settings.port, settings.pods_per_core), (30, 10250, 3));
     assert_eq!(
         (settings.kube_reserved["cpu"].as_str(), settings.kube_reserved["pid"].as_str()),
         ("2", "5")
     );
 
-    let bad = write(&drop_ins, "40.conf", &format!("{HEADER}nope: 1\n"));
+    let bad = write(&drop_ins, "40.conf", &format!("{HEADER}maxPods: none\n"));
     let error = file::load(Some(&main), Some(&drop_ins)).unwrap_err().to_string();
-    assert!(error.contains(bad.to_str().unwrap()) && error.contains("nope"), "{error}");
+    assert!(error.contains(bad.to_str().unwrap()) && error.contains("maxPods"), "{error}");
     assert!(file::load(None, Some(&directory.path().join("none"))).is_err());
 }
 
@@ -288,10 +355,9 @@ fn flags_win_over_the_file() {
         BTreeMap::from([("x".into(), "1".into()), ("y".into(), String::new())])
     );
     assert_eq!(config.node_ips.len(), 2);
-    assert!(
-        config.deprecated_flags.contains(&"max-pods")
-            && !config.deprecated_flags.contains(&"node-ip")
-    );
+    let warned = |flag| config.warnings.iter().filter(|text| text.contains(flag)).count();
+    assert_eq!((warned("--max-pods is deprecated"), warned("--cluster-dns is")), (1, 1));
+    assert_eq!(warned("--node-ip"), 0);
 }
 
 #[test]
@@ -444,9 +510,18 @@ fn the_program_name_chooses_the_role() {
     assert!(
         matches!(run(&["kubelet", "--version=raw"]), Ok(Command::Print(text)) if text.contains("Minor:\"36\""))
     );
-    assert!(
-        matches!(run(&["kubelet", "--help"]), Ok(Command::Print(text)) if text.contains("--node-ip"))
-    );
+    let Ok(Command::Print(help)) = run(&["kubelet", "--help"]) else { panic!("no help") };
+    let groups = ["\nNode:\n", "\nGlobal:\n", "\nLogging:\n", "\nFields of", "\nAccepted"];
+    let places: Vec<_> = groups.iter().map(|group| help.find(group).unwrap()).collect();
+    assert!(places.is_sorted(), "{help}");
+    for flag in KUBELET_FLAGS {
+        let dashes = if flag.name.len() == 1 { "  -" } else { "  --" };
+        let shown = format!("{dashes}{}", flag.name);
+        let lines = help.lines().filter(|line| line.split(' ').any(|word| word == &shown[2..]));
+        assert_eq!(lines.count(), 1, "{shown}");
+    }
+    assert!(kubelet(&["--version=v1.36.1-mine"]).unwrap().warnings[0].contains("--version"));
+    assert!(kubelet(&["--version=maybe"]).unwrap_err().contains("--version"));
     assert!(matches!(run(&["kube-proxy", "--config=x"]), Err(ConfigError::NoProxy)));
     assert!(matches!(run(&["longshore", "proxy"]), Err(ConfigError::NoProxy)));
     assert!(matches!(run(&["longshore", "sail"]), Err(ConfigError::CommandLine(_))));

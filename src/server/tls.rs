@@ -175,7 +175,8 @@ impl Sources {
     /// The pair that counts; `None`: it is still to come.
     fn certified(&self) -> Result<Option<Arc<CertifiedKey>>, TlsError> {
         let there = self.pairs.iter().find(|(certificate, _)| certificate.exists());
-        let Some((certificate, key)) = there.or(self.pairs.first().filter(|_| !self.awaited)) else {
+        let Some((certificate, key)) = there.or(self.pairs.first().filter(|_| !self.awaited))
+        else {
             return Ok(None);
         };
         let (chain, key) = (certificates(certificate)?, private_key(key)?);
