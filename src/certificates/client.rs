@@ -112,7 +112,9 @@ impl ClientCertificate {
         let otherwise = move |lack| match judge.credential(Timestamp::now()) {
             Credential::Own => Standing::Kubeconfig,
             Credential::Store => Standing::Lacking(lack),
-            Credential::Unusable(reason) => Standing::Lacking(reason),
+            Credential::Unusable(reason) => {
+                Standing::Lacking(format!("kubeconfig: {reason}; {lack}"))
+            }
         };
         let asked = credentials.clone();
         let keeper = Keeper::new(Parts {

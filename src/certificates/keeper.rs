@@ -91,6 +91,8 @@ pub struct Keeper {
     parts: Parts,
     known: Option<Known>,
     version: u64,
+    /// Why the last try gave nothing.
+    trouble: Option<String>,
 }
 
 /// A pair of the store, with the lot that decides when it is renewed.
@@ -115,7 +117,7 @@ enum Failure {
 
 impl Keeper {
     pub(super) fn new(parts: Parts) -> Self {
-        let mut keeper = Self { parts, known: None, version: 0 };
+        let mut keeper = Self { parts, known: None, version: 0, trouble: None };
         keeper.look();
         keeper
     }
@@ -134,7 +136,7 @@ impl Keeper {
     }
 
     /// Reads the store, and tells of what has changed.
-    fn look(&mut self) {
+    pub(super) fn look(&mut self) {
         let found = self.parts.store.current().unwrap_or_else(|error| {
             warn!("the certificate cannot be used: {error}");
             None
@@ -145,7 +147,10 @@ impl Keeper {
             self.version += 1;
         }
         let standing = match self.lack(Timestamp::now()) {
-            Some(lack) => (self.parts.otherwise)(lack),
+            Some(lack) => match &self.trouble {
+                Some(trouble) => (self.parts.otherwise)(format!("{lack}; {trouble}")),
+                None => (self.parts.otherwise)(lack),
+            },
             None => Standing::Kept(self.version),
         };
         self.parts.standing.send_if_modified(|told| {
@@ -170,7 +175,10 @@ impl Keeper {
     /// Why the pair is to be replaced now; or when it will have to be.
     fn due(&self, now: Timestamp) -> Result<Timestamp, String> {
         if let Some(lack) = self.lack(now) {
-            return Err(lack);
+            let otherwise = (self.parts.otherwise)(lack.clone());
+            // a kubeconfig that serves by itself is left in peace
+            let serves = !self.parts.renew && otherwise == Standing::Kubeconfig;
+            return if serves { Ok(Timestamp::MAX) } else { Err(lack) };
         }
         let Some(Known { leaf, lot }) = &self.known else { return Ok(Timestamp::MAX) };
         if !self.parts.renew {
@@ -229,14 +237,14 @@ impl Keeper {
                 told = Some((text.clone(), tokio::time::Instant::now()));
             }
             let refused = matches!(failure, Failure::Request(RequestError::Refused { .. }));
+            self.trouble = Some(text);
+            self.look();
             self.pause(if refused { REFUSED_PAUSE } else { pause }).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
             self.look();
             if self.due(Timestamp::now()).is_ok() {
+                self.trouble = None;
                 return;
-            }
-            if let Some(lack) = self.lack(Timestamp::now()) {
-                self.parts.standing.send_replace((self.parts.otherwise)(format!("{lack}; {text}")));
             }
         }
     }
@@ -257,7 +265,7 @@ impl Keeper {
         let issued = tokio::select! {
             issued = request.fulfil(client, patience) => issued,
             // what is asked for now is not what is wanted any more
-            _ = self.parts.template.wait_for(|wanted| wanted.as_ref() != Some(&template)) => {
+            Ok(_) = self.parts.template.wait_for(|wanted| wanted.as_ref() != Some(&template)) => {
                 return Ok(());
             }
         };
@@ -285,6 +293,7 @@ impl Keeper {
         if let Some(draft) = draft {
             draft.remove();
         }
+        self.trouble = None;
         self.look();
         Ok(())
     }

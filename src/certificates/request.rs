@@ -86,6 +86,12 @@ pub(super) enum RequestError {
     /// The apiserver does not take it.
     #[error("cannot create a certificate signing request: {0}")]
     Create(#[source] Box<KubeError>),
+    /// The apiserver does not take who asks.
+    #[error(
+        "the apiserver does not accept the credential that asks (401): {0}; a bootstrap token ends \
+         after a day: make a new one (kubeadm token create)"
+    )]
+    Unauthorized(String),
     /// Somebody has said no.
     #[error("certificate signing request {name} was {verdict}: {reason}")]
     Refused {
@@ -208,8 +214,15 @@ impl Request {
                     false => Err(spent(name, "it was made with another key")),
                 }
             }
-            (Err(error), _) => Err(RequestError::Create(error.into())),
+            (Err(error), _) => Err(not_created(error)),
         }
+    }
+}
+
+fn not_created(error: KubeError) -> RequestError {
+    match error {
+        KubeError::Api(status) if status.code == 401 => RequestError::Unauthorized(status.message),
+        error => RequestError::Create(error.into()),
     }
 }
 

@@ -516,8 +516,8 @@ fn the_program_name_chooses_the_role() {
     assert!(places.is_sorted(), "{help}");
     for flag in KUBELET_FLAGS {
         let dashes = if flag.name.len() == 1 { "  -" } else { "  --" };
-        let shown = format!("{dashes}{}", flag.name);
-        let lines = help.lines().filter(|line| line.split(' ').any(|word| word == &shown[2..]));
+        let shown = format!("{dashes}{} ", flag.name);
+        let lines = help.lines().filter(|line| format!("{line} ").starts_with(&shown));
         assert_eq!(lines.count(), 1, "{shown}");
     }
     assert!(kubelet(&["--version=v1.36.1-mine"]).unwrap().warnings[0].contains("--version"));

@@ -275,3 +275,54 @@ fn self_signed(node: &str, ips: &[IpAddr]) -> Result<(String, String), rcgen::Er
     let key = KeyPair::generate()?;
     Ok((params.self_signed(&key)?.pem(), key.serialize_pem()))
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use rustls::RootCertStore;
+    use rustls::pki_types::ServerName;
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+    use super::*;
+    use crate::config::{Command, from_args};
+
+    /// A handshake of a client that trusts that certificate alone.
+    async fn handshake(tls: &Tls, trusted: &Path) -> io::Result<()> {
+        let mut roots = RootCertStore::empty();
+        roots.add(certificates(trusted).unwrap().remove(0)).unwrap();
+        let config = rustls::ClientConfig::builder_with_provider(ring::default_provider().into())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let accept = TlsAcceptor::from(tls.server_config()).accept(far);
+        let connector = TlsConnector::from(Arc::new(config));
+        let connect = connector.connect(ServerName::try_from("n1").unwrap(), near);
+        let (connected, accepted) = tokio::join!(connect, accept);
+        accepted?;
+        connected.map(drop)
+    }
+
+    #[tokio::test]
+    async fn handshakes_fail_until_the_cluster_has_signed_a_certificate() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = [
+            "kubelet".to_owned(),
+            "--fail-cgroupv1=false".to_owned(),
+            "--hostname-override=n1".to_owned(),
+            format!("--cert-dir={}", dir.path().display()),
+            "--rotate-server-certificates".to_owned(),
+        ];
+        let Ok(Command::Kubelet(config)) = from_args(args) else { panic!("no config") };
+        let tls = Tls::new(&config, &[]).unwrap();
+        assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "none of its own making");
+        let pair = crate::certificates::serving_pair_path(dir.path());
+        let (certificate, key) = self_signed("n1", &[]).unwrap();
+        let trusted = dir.path().join("trusted.crt");
+        std::fs::write(&trusted, &certificate).unwrap();
+        assert!(handshake(&tls, &trusted).await.is_err());
+        std::fs::write(&pair, format!("{certificate}{key}")).unwrap();
+        handshake(&tls, &trusted).await.unwrap();
+    }
+}

@@ -21,6 +21,9 @@ use super::request::{RequestError, Template, judge};
 use super::serving::template;
 use super::store::{Store, StoreError};
 
+mod cluster;
+mod flow;
+
 const HOUR: i64 = 3600;
 
 /// A certificate of the node `n1` with its key, from and until so many seconds from now.
