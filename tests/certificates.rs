@@ -102,7 +102,7 @@ fn ended(apiserver: &Apiserver, host: &Host) -> (String, String) {
     params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
     params.distinguished_name.push(DnType::CommonName, format!("system:node:{}", host.name()));
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-    let hours = |hours| SystemTime::now() - Duration::from_secs(3600 * hours);
+    let hours = |hours: u64| SystemTime::now() - Duration::from_secs(3600 * hours);
     (params.not_before, params.not_after) = (hours(2).into(), hours(1).into());
     let key = KeyPair::generate().unwrap();
     (params.signed_by(&key, &issuer).unwrap().pem(), key.serialize_pem())
