@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::SignedDuration;
 use longshore_cri::{Options, Runtime};
+use longshore_metrics::Registry;
 use longshore_pod::backoff::RESTART_MAX;
 use longshore_pod::resize::Rules;
 use longshore_pod::spec::Gates;
@@ -25,6 +26,7 @@ use crate::eviction;
 use crate::gc;
 use crate::handlers::Handlers;
 use crate::health;
+use crate::metrics::Metrics;
 use crate::objects::Objects;
 use crate::observe::{self, Observer};
 use crate::oom;
@@ -34,7 +36,7 @@ use crate::resources;
 use crate::resources::allocation::{self, Allocation};
 use crate::resources::managers::{self, Managers};
 use crate::run_once::{self, Complaints};
-use crate::runtime::{Announcer, Parts, PodRuntime, Settings, UserNamespaceError};
+use crate::runtime::{self, Announcer, Parts, PodRuntime, Settings, UserNamespaceError};
 use crate::server::{Host, Server, ServerError};
 use crate::services::Services;
 use crate::sources::{self, Source, Update};
@@ -43,7 +45,7 @@ use crate::status::StatusWriter;
 use crate::systemd::{self, Watchdog};
 use crate::view::View;
 use crate::volumes::Volumes;
-use crate::worker::{Ender, Places, Pool, Tools};
+use crate::worker::{self, Ender, Places, Pool, Tools};
 
 /// How long the apiserver may take to begin an answer.
 const API_TIMEOUT: Duration = Duration::from_secs(15);
@@ -103,9 +105,11 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let config = Arc::new(config);
     let watchdog = Watchdog::from_env()?;
     let mut rooms = Rooms { tasks: JoinSet::new(), stop: stop.clone() };
+    let metrics = Metrics::new(&config.node_name);
+    let registry = &metrics.node;
 
     // the runtime: one that speaks no CRI v1 is refused, one that is away is waited for
-    let runtime = connect_runtime(&config)?;
+    let runtime = connect_runtime(&config, registry)?;
     match runtime.negotiate().await {
         Ok(version) => {
             info!(name = version.runtime_name, version = version.runtime_version, "runtime")
@@ -119,7 +123,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let once = config.kubelet.run_once;
     let kubeconfig = config.kubeconfig.as_ref().filter(|_| !once);
     let connect = async |qps, burst| match kubeconfig {
-        Some(path) => client::connect(path, limits(qps, burst)).await.map(Some),
+        Some(path) => {
+            client::connect(path, limits(qps, burst), metrics.rest_client.clone()).await.map(Some)
+        }
         None => Ok(None),
     };
     let kubelet = &config.kubelet;
@@ -133,7 +139,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
 
     // cgroups, and the daemon's own limits
     let machine = Machine::read();
-    let (cgroups, enforcement) = resources::start(&config, &machine, &runtime, &recorder).await?;
+    let (cgroups, enforcement) =
+        resources::start(&config, &machine, &runtime, &recorder, registry).await?;
     rooms.open(enforcement);
     set_oom_score(config.kubelet.oom_score_adj);
     limit_open_files(config.kubelet.max_open_files);
@@ -159,11 +166,13 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // A single run does not hear the apiserver, and leaves alone what that may want.
     let unheard = once.then_some(Source::Api);
     let desired = Desired::new(sources.into_iter().chain(unheard));
+    desired.tell(registry);
     rooms.open(desired.clone().run(merged, changes));
 
     // what pods ask for by name, and what runs
     let objects = Objects::new(client.clone());
-    let volumes = Volumes::new(&settings.root_dir, objects.clone(), settings.allocatable.clone());
+    let allocatable = settings.allocatable.clone();
+    let volumes = Volumes::new(&settings.root_dir, objects.clone(), allocatable, registry);
     let services = match &client {
         Some(client) => {
             let (services, following) = Services::follow(client.clone());
@@ -172,9 +181,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         }
         None => Services::none(),
     };
-    let observer = Observer::new(runtime.clone());
+    let observer = Observer::new(runtime.clone(), registry);
     rooms.open(observe::run(observer.clone(), stop.clone()));
-    let managers = Managers::start(&config, desired.clone(), observer.clone())?;
+    let managers = Managers::start(&config, desired.clone(), observer.clone(), registry)?;
     rooms.open(managers.clone().keep());
     rooms.open(managers.clone().reconcile(runtime.clone()));
     let (root_dir, logs_dir) = (&settings.root_dir, &settings.pod_logs_dir);
@@ -216,7 +225,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // the server, and last the workers, which begin once it is known what runs
     let announcer = Announcer::new(recorder.clone());
     let handlers = Handlers::new(runtime.clone());
-    let probes = Probes::new(handlers.clone(), announcer.clone(), &settings.host_ips);
+    let (host_ips, probed) = (&settings.host_ips, &metrics.probes);
+    let probes = Probes::new(handlers.clone(), announcer.clone(), host_ips, probed);
     let pods = PodRuntime::new(Parts {
         cri: runtime.clone(),
         observer: observer.clone(),
@@ -227,6 +237,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         handlers,
         managers: managers.clone(),
         settings: settings.clone(),
+        metrics: runtime::Metrics::new(registry),
     });
     let ender = Ender::default();
     let admission = Admission::new(admission::Sources {
@@ -238,6 +249,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         ender: ender.clone(),
         managers: managers.clone(),
     });
+    admission.tell(registry);
     let given = allocation::Parts {
         desired: desired.clone(),
         announcer: announcer.clone(),
@@ -256,6 +268,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             status: status.clone(),
             recorder: recorder.clone(),
             pods: pods.clone(),
+            metrics: gc::Metrics::new(registry),
         },
     );
     let tools = Arc::new(Tools {
@@ -274,6 +287,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         places: Places::default(),
         garbage: collectors.containers.clone(),
         admission,
+        metrics: worker::Metrics::new(registry),
     });
     let pool = Pool::new(tools, desired.clone(), ender);
     if !once {
@@ -285,11 +299,13 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             recorder: recorder.clone(),
             reclaim: Arc::new(collectors.clone()),
             pressure: pressed,
+            metrics: eviction::Metrics::new(registry),
         };
         rooms.open(eviction::run(config.clone(), eviction));
         rooms.open(collectors.containers.run());
         rooms.open(collectors.images.run());
-        let view = View::new(desired.clone(), status.clone(), observer, pool.pulse());
+        let (pulse, metrics) = (pool.pulse(), metrics.clone());
+        let view = View::new(desired.clone(), status.clone(), observer, pulse, metrics);
         let view = Arc::new(view);
         if let Some(watchdog) = watchdog {
             let view = Arc::clone(&view);
@@ -359,13 +375,14 @@ impl Rooms {
     }
 }
 
-fn connect_runtime(config: &Config) -> Result<Runtime, Error> {
+fn connect_runtime(config: &Config, registry: &Registry) -> Result<Runtime, Error> {
     let settings = &config.kubelet;
     let image_endpoint =
         Some(settings.image_service_endpoint.clone()).filter(|path| !path.is_empty());
     Ok(Runtime::new(Options {
         image_endpoint,
         request_timeout: settings.runtime_request_timeout.get(),
+        observer: Some(Arc::new(runtime::Calls::new(registry))),
         ..Options::new(settings.container_runtime_endpoint.as_str())
     })?)
 }

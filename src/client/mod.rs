@@ -19,6 +19,7 @@ use axum::http::{HeaderValue, Request, Response};
 use kube::client::{Body, ClientBuilder};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
+use longshore_metrics::RestClient;
 use tower::{BoxError, Service};
 
 pub use self::bucket::TokenBucket;
@@ -63,10 +64,15 @@ pub struct Limits {
 
 /// A client for the apiserver of that kubeconfig file.
 ///
-/// Nothing is sent yet: a server that is down shows with the first request.
-pub async fn connect(kubeconfig: &Path, limits: Limits) -> Result<Client, ClientError> {
+/// Nothing is sent yet: a server that is down shows with the first request. How requests go is
+/// told to `metrics`.
+pub async fn connect(
+    kubeconfig: &Path,
+    limits: Limits,
+    metrics: RestClient,
+) -> Result<Client, ClientError> {
     let stamp = stamp(kubeconfig);
-    let client = load(kubeconfig, limits).await?;
+    let (client, host) = load(kubeconfig, limits).await?;
     let default_namespace = client.default_namespace().to_owned();
     let now = Instant::now();
     let bucket = (limits.qps > 0)
@@ -75,12 +81,14 @@ pub async fn connect(kubeconfig: &Path, limits: Limits) -> Result<Client, Client
         kubeconfig: kubeconfig.to_owned(),
         limits,
         bucket: bucket.map(Mutex::new),
-        current: Mutex::new(Current { client, stamp, looked: now }),
+        current: Mutex::new(Current { client, host, stamp, looked: now }),
+        metrics,
     }));
     Ok(ClientBuilder::new(transport, default_namespace).build())
 }
 
-async fn load(path: &Path, limits: Limits) -> Result<Client, ClientError> {
+/// The client, and the server's `host:port`.
+async fn load(path: &Path, limits: Limits) -> Result<(Client, Arc<str>), ClientError> {
     let error =
         |source| ClientError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
     let kubeconfig = Kubeconfig::read_from(path).map_err(error)?;
@@ -93,10 +101,12 @@ async fn load(path: &Path, limits: Limits) -> Result<Client, ClientError> {
     config.reset_reader_on_write = true;
     // callers know best what may be sent twice, and each retry would pass by the rate limit
     config.default_retry = false;
-    Client::try_from(config).map_err(|source| ClientError::Connection {
+    let host = config.cluster_url.authority().map_or("", |authority| authority.as_str()).into();
+    let client = Client::try_from(config).map_err(|source| ClientError::Connection {
         path: path.to_owned(),
         source: Box::new(source),
-    })
+    })?;
+    Ok((client, host))
 }
 
 /// The files behind a client with the time that each was changed.
@@ -132,25 +142,35 @@ struct Shared {
     limits: Limits,
     bucket: Option<Mutex<TokenBucket>>,
     current: Mutex<Current>,
+    metrics: RestClient,
 }
 
 struct Current {
     client: Client,
+    host: Arc<str>,
     stamp: Stamp,
     looked: Instant,
 }
 
 impl Shared {
     async fn send(&self, mut request: Request<Body>) -> Result<Response<Body>, BoxError> {
+        let mut wait = Duration::ZERO;
         if let Some(bucket) = &self.bucket {
-            let wait = locked(bucket).reserve(Instant::now());
+            wait = locked(bucket).reserve(Instant::now());
             if !wait.is_zero() {
                 tokio::time::sleep(wait).await;
             }
         }
         request.headers_mut().insert(USER_AGENT, user_agent());
-        let client = self.client().await;
-        match tokio::time::timeout(self.limits.timeout, client.send(request)).await {
+        let method = request.method().clone();
+        let (client, host) = self.client().await;
+        self.metrics.waited(method.as_str(), &host, wait);
+        let began = Instant::now();
+        let answer = tokio::time::timeout(self.limits.timeout, client.send(request)).await;
+        let status = answer.as_ref().ok().and_then(|answer| answer.as_ref().ok());
+        let status = status.map(|answer| answer.status().as_u16());
+        self.metrics.request(method.as_str(), &host, status, began.elapsed());
+        match answer {
             Ok(answer) => Ok(answer?),
             Err(_) => {
                 Err(format!("no answer from the apiserver within {:?}", self.limits.timeout).into())
@@ -159,11 +179,11 @@ impl Shared {
     }
 
     /// The client for the files as they are; those that cannot be used leave the old one.
-    async fn client(&self) -> Client {
+    async fn client(&self) -> (Client, Arc<str>) {
         let stale = {
             let mut current = locked(&self.current);
             if current.looked.elapsed() < RELOAD_INTERVAL {
-                return current.client.clone();
+                return current.known();
             }
             current.looked = Instant::now();
             changes(current.stamp.iter().map(|(path, _)| path.clone())) != current.stamp
@@ -171,16 +191,22 @@ impl Shared {
         if stale {
             let stamp = stamp(&self.kubeconfig);
             match load(&self.kubeconfig, self.limits).await {
-                Ok(client) => {
+                Ok((client, host)) => {
                     tracing::info!(kubeconfig = %self.kubeconfig.display(), "credentials reloaded");
                     let mut current = locked(&self.current);
-                    current.client = client;
+                    (current.client, current.host) = (client, host);
                     current.stamp = stamp;
                 }
                 Err(error) => tracing::warn!(%error, "the old credentials stay in use"),
             }
         }
-        locked(&self.current).client.clone()
+        locked(&self.current).known()
+    }
+}
+
+impl Current {
+    fn known(&self) -> (Client, Arc<str>) {
+        (self.client.clone(), Arc::clone(&self.host))
     }
 }
 

@@ -12,6 +12,10 @@ use super::*;
 
 const LIMITS: Limits = Limits { qps: 0, burst: 0, timeout: Duration::from_millis(300) };
 
+fn metrics() -> RestClient {
+    RestClient::new(&longshore_metrics::Registry::default())
+}
+
 async fn serve(router: Router) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -48,7 +52,8 @@ async fn says_who_it_is_and_waits_for_its_turn() {
         }),
     );
     let file = kubeconfig(&serve(router).await, "t");
-    let client = connect(file.path(), Limits { qps: 20, burst: 2, ..LIMITS }).await.unwrap();
+    let client =
+        connect(file.path(), Limits { qps: 20, burst: 2, ..LIMITS }, metrics()).await.unwrap();
     let nodes: Api<Node> = Api::all(client);
     let start = Instant::now();
     for _ in 0..6 {
@@ -66,7 +71,7 @@ async fn a_silent_server_is_given_up() {
     let silent = Router::new()
         .route("/api/v1/nodes/n", get(|| async { std::future::pending::<&str>().await }));
     let file = kubeconfig(&serve(silent).await, "t");
-    let nodes: Api<Node> = Api::all(connect(file.path(), LIMITS).await.unwrap());
+    let nodes: Api<Node> = Api::all(connect(file.path(), LIMITS, metrics()).await.unwrap());
     let error = nodes.get("n").await.unwrap_err();
     assert!(error.to_string().contains("no answer"), "{error}");
 }
@@ -88,8 +93,10 @@ async fn an_edited_kubeconfig_is_taken_up() {
         kubeconfig: file.path().to_owned(),
         limits: LIMITS,
         bucket: None,
+        metrics: metrics(),
         current: Mutex::new(Current {
-            client: load(file.path(), LIMITS).await.unwrap(),
+            client: load(file.path(), LIMITS).await.unwrap().0,
+            host: Arc::default(),
             stamp: Vec::from([(file.path().to_owned(), None)]),
             looked: Instant::now(),
         }),
@@ -112,6 +119,7 @@ async fn an_edited_kubeconfig_is_taken_up() {
 
 #[tokio::test]
 async fn a_kubeconfig_at_fault_is_named() {
-    let error = connect(Path::new("/nonexistent/kubeconfig"), LIMITS).await.err().unwrap();
+    let error =
+        connect(Path::new("/nonexistent/kubeconfig"), LIMITS, metrics()).await.err().unwrap();
     assert!(error.to_string().contains("/nonexistent/kubeconfig"), "{error}");
 }
