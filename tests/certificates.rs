@@ -15,14 +15,21 @@ use rcgen::{
 };
 use serde_json::{Value, json};
 
-/// An etcd on the host.
-fn etcd(host: &Host) -> (Daemon, String) {
+/// An etcd on the host that is ready.
+async fn etcd(host: &Host) -> (Daemon, String) {
     let url = "http://127.0.0.1:2379".to_owned();
     let mut command = host.command("etcd");
     command.args(["--data-dir", host.dir().join("etcd").to_str().unwrap()]);
     command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
     command.args(["--listen-peer-urls", "http://127.0.0.1:2380", "--unsafe-no-fsync"]);
-    (host.spawn("etcd", command).unwrap(), url)
+    let etcd = host.spawn("etcd", command).unwrap();
+    wait_until(PATIENCE, "etcd is ready", async || match etcd.log() {
+        log if log.contains("ready to serve client requests") => Ok(()),
+        log => Err(log),
+    })
+    .await
+    .unwrap();
+    (etcd, url)
 }
 
 fn options(config: Value, args: &[String]) -> NodeOptions {
@@ -45,7 +52,7 @@ fn edited(from: &Path, to: PathBuf, edit: impl FnOnce(&mut Kubeconfig)) -> PathB
 #[tokio::test]
 async fn when_an_apiserver_dies_the_node_goes_on_with_the_other() {
     let host = Host::start().unwrap();
-    let (_etcd, url) = etcd(&host);
+    let (etcd, url) = etcd(&host).await;
     let mut first = Apiserver::start_on_etcd(&host, &url, 6443).unwrap();
     let second = Apiserver::start_on_etcd(&host, &url, 6444).unwrap();
     let both = host.dir().join("both.conf");
@@ -88,7 +95,7 @@ async fn when_an_apiserver_dies_the_node_goes_on_with_the_other() {
     cluster.delete("after").await;
     cluster.until_gone("after").await;
     drop(cluster.node);
-    drop((cluster.apiserver, first, _etcd));
+    drop((cluster.apiserver, first, etcd));
     cluster.host.assert_clean();
 }
 

@@ -12,16 +12,18 @@ use futures::FutureExt;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::config::{AuthInfo, Context, Kubeconfig, NamedAuthInfo, NamedCluster, NamedContext};
+use longshore_metrics::RestClient;
 use tokio::sync::watch;
 use tracing::{error, info};
 
-use super::keeper::{Figures, Keeper, Parts};
+use super::keeper::{Keeper, Parts};
 use super::pair;
 use super::request::{Signer, Template};
 use super::store::{Store, StoreError};
 use crate::client::{self, Credentials, Identity, Limits, Standing};
 use crate::config::Config;
 use crate::files;
+use crate::metrics::Metrics;
 
 /// Why a node cannot begin as a client.
 #[derive(Debug, thiserror::Error)]
@@ -66,8 +68,6 @@ pub struct ClientCertificate {
     pub credentials: Credentials,
     /// The task that keeps the certificate; `None`: the kubeconfig's own is used to its end.
     pub keeper: Option<Keeper>,
-    /// What is known of the certificate, for metrics.
-    pub figures: Figures,
 }
 
 impl ClientCertificate {
@@ -76,7 +76,11 @@ impl ClientCertificate {
     ///
     /// # Errors
     /// When nothing is there that a node could ever begin with.
-    pub fn prepare(config: &Config, limits: Limits) -> Result<Option<Self>, BootstrapError> {
+    pub fn prepare(
+        config: &Config,
+        limits: Limits,
+        metrics: &Metrics,
+    ) -> Result<Option<Self>, BootstrapError> {
         let Some(kubeconfig) = config.kubeconfig.clone() else { return Ok(None) };
         let store = Store::open(&config.cert_dir, "kubelet-client")?;
         let files = Files { kubeconfig, bootstrap: config.bootstrap_kubeconfig.clone(), store };
@@ -99,9 +103,8 @@ impl ClientCertificate {
             }
         }
         let credentials = Credentials { kubeconfig: files.kubeconfig.clone(), identity: None };
-        let figures = Figures::default();
         if !rotate && credential == Credential::Own {
-            return Ok(Some(Self { credentials, keeper: None, figures }));
+            return Ok(Some(Self { credentials, keeper: None }));
         }
         let standing = watch::Sender::new(Standing::Kubeconfig);
         let identity =
@@ -116,34 +119,47 @@ impl ClientCertificate {
                 Standing::Lacking(format!("kubeconfig: {reason}; {lack}"))
             }
         };
-        let asked = credentials.clone();
+        let (asked, rest_client) = (credentials.clone(), metrics.rest_client.clone());
         let keeper = Keeper::new(Parts {
             store: files.store.clone(),
             signer: Signer::Client,
             template,
-            way: Box::new(move |good| way(files.clone(), asked.clone(), limits, good).boxed()),
+            way: Box::new(move |good| {
+                let connect = Connect { own: asked.clone(), limits, metrics: rest_client.clone() };
+                connect.way(files.clone(), good).boxed()
+            }),
             renew: rotate,
             otherwise: Box::new(otherwise),
             standing,
-            figures: figures.clone(),
+            metrics: metrics.certificates.clone(),
         });
-        Ok(Some(Self { credentials, keeper: Some(keeper), figures }))
+        Ok(Some(Self { credentials, keeper: Some(keeper) }))
     }
 }
 
-/// The client that asks: the node's own while it has a good credential, or else the bootstrap's.
-async fn way(files: Files, own: Credentials, limits: Limits, good: bool) -> Result<Client, String> {
-    let credentials = match files.credential(Timestamp::now()) {
-        _ if good => own,
-        Credential::Own => Credentials { identity: None, ..own },
-        Credential::Store | Credential::Unusable(_) => {
-            files.adopt_bootstrap()?;
-            let kubeconfig = files.bootstrap.ok_or_else(|| NO_BOOTSTRAP.to_owned())?;
-            info!(kubeconfig = %kubeconfig.display(), "asking with the bootstrap credential");
-            Credentials { kubeconfig, identity: None }
-        }
-    };
-    client::connect(&credentials, limits).await.map_err(|error| error.to_string())
+/// How the client that asks is made.
+struct Connect {
+    own: Credentials,
+    limits: Limits,
+    metrics: RestClient,
+}
+
+impl Connect {
+    /// The node's own while it has a good credential, or else the bootstrap's.
+    async fn way(self, files: Files, good: bool) -> Result<Client, String> {
+        let credentials = match files.credential(Timestamp::now()) {
+            _ if good => self.own,
+            Credential::Own => Credentials { identity: None, ..self.own },
+            Credential::Store | Credential::Unusable(_) => {
+                files.adopt_bootstrap()?;
+                let kubeconfig = files.bootstrap.ok_or_else(|| NO_BOOTSTRAP.to_owned())?;
+                info!(kubeconfig = %kubeconfig.display(), "asking with the bootstrap credential");
+                Credentials { kubeconfig, identity: None }
+            }
+        };
+        let client = client::connect(&credentials, self.limits, self.metrics).await;
+        client.map_err(|error| error.to_string())
+    }
 }
 
 const NO_BOOTSTRAP: &str = "no --bootstrap-kubeconfig is given, so no certificate can be asked for: \

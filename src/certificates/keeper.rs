@@ -1,12 +1,10 @@
 //! Keeps one pair good: asks for it when there is none, and again in the last part of its life.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use tokio::sync::watch;
 use tracing::{error, info, warn};
@@ -17,6 +15,7 @@ use super::request::{Request, RequestError, Signer, Template};
 use super::store::{Store, StoreError};
 use crate::client::Standing;
 use crate::files;
+use crate::metrics::Certificates;
 
 /// How often the files are looked at: somebody else may replace them, and a machine that slept has
 /// a clock that leaps.
@@ -31,41 +30,6 @@ const REMINDER: Duration = Duration::from_secs(300);
 /// How long a request to renew may wait for its approval; a first one has an hour.
 const RENEWAL_PATIENCE: Duration = Duration::from_secs(15 * 60);
 const FIRST_PATIENCE: Duration = Duration::from_secs(3600);
-
-/// What is known of a pair from outside, for metrics. Clones share it.
-#[derive(Debug, Clone, Default)]
-pub struct Figures(Arc<Shared>);
-
-#[derive(Debug, Default)]
-struct Shared {
-    until: Mutex<Option<Timestamp>>,
-    renewal_errors: AtomicU64,
-    rotation_ages: Mutex<Vec<f64>>,
-}
-
-impl Figures {
-    /// Seconds until the certificate ends, negative when it has; infinite: there is none.
-    pub fn ttl_seconds(&self) -> f64 {
-        match *locked(&self.0.until) {
-            Some(until) => until.duration_since(Timestamp::now()).as_secs() as f64,
-            None => f64::INFINITY,
-        }
-    }
-
-    /// Tries to get a certificate that failed.
-    pub fn renewal_errors(&self) -> u64 {
-        self.0.renewal_errors.load(Ordering::Relaxed)
-    }
-
-    /// The age in seconds at which each certificate was replaced by its renewal, oldest first.
-    pub fn rotation_ages(&self) -> Vec<f64> {
-        locked(&self.0.rotation_ages).clone()
-    }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Gives the client for a request; it is told whether the store has a pair that is good. The error
 /// says what is missing.
@@ -83,7 +47,7 @@ pub(super) struct Parts {
     /// What clients do while the store has nothing good, from what is missing.
     pub(super) otherwise: Box<dyn Fn(String) -> Standing + Send + Sync>,
     pub(super) standing: watch::Sender<Standing>,
-    pub(super) figures: Figures,
+    pub(super) metrics: Certificates,
 }
 
 /// The task that keeps one pair.
@@ -122,11 +86,6 @@ impl Keeper {
         keeper
     }
 
-    /// What is known of the pair, for metrics.
-    pub fn figures(&self) -> Figures {
-        self.parts.figures.clone()
-    }
-
     /// Keeps the pair. Never ends; drop it to stop.
     pub async fn run(mut self) {
         loop {
@@ -141,7 +100,12 @@ impl Keeper {
             warn!("the certificate cannot be used: {error}");
             None
         });
-        *locked(&self.parts.figures.0.until) = found.as_ref().map(|leaf| leaf.until);
+        if let Some(leaf) = &found {
+            match self.parts.signer {
+                Signer::Client => self.parts.metrics.client(leaf.until),
+                Signer::Serving => self.parts.metrics.server(leaf.until),
+            }
+        }
         if found.as_ref() != self.known.as_ref().map(|known| &known.leaf) {
             self.known = found.map(|leaf| Known { leaf, lot: lot() });
             self.version += 1;
@@ -228,7 +192,10 @@ impl Keeper {
                 Ok(()) => return,
                 Err(failure) => failure,
             };
-            self.parts.figures.0.renewal_errors.fetch_add(1, Ordering::Relaxed);
+            match self.parts.signer {
+                Signer::Client => self.parts.metrics.client_not_renewed(),
+                Signer::Serving => self.parts.metrics.server_not_renewed(),
+            }
             let text = failure.to_string();
             let remind =
                 told.as_ref().is_none_or(|(said, at)| *said != text || at.elapsed() >= REMINDER);
@@ -286,9 +253,9 @@ impl Keeper {
         let kept = tokio::task::spawn_blocking(move || store.update(&issued, &key_pem, now));
         let leaf = kept.await.map_err(|_| Failure::Task)??;
         info!(path = %self.parts.store.current_path().display(), until = %leaf.until, "a new certificate");
-        if let Some(from) = before {
-            let age: SignedDuration = now.duration_since(from);
-            locked(&self.parts.figures.0.rotation_ages).push(age.as_secs_f64());
+        if let (Some(from), Signer::Serving) = (before, self.parts.signer) {
+            let age = Duration::try_from(now.duration_since(from)).unwrap_or_default();
+            self.parts.metrics.server_replaced(age);
         }
         if let Some(draft) = draft {
             draft.remove();

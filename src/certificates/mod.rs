@@ -19,7 +19,7 @@ mod store;
 mod tests;
 
 pub use self::client::{BootstrapError, ClientCertificate};
-pub use self::keeper::{Figures, Keeper};
+pub use self::keeper::Keeper;
 pub use self::serving::{keep as keep_serving, pair_path as serving_pair_path};
 pub use self::store::{Store, StoreError};
 

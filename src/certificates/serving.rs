@@ -12,11 +12,12 @@ use k8s_openapi::api::core::v1::{Node, NodeAddress};
 use kube::Client;
 use tokio::sync::watch;
 
-use super::keeper::{Figures, Keeper, Parts};
+use super::keeper::{Keeper, Parts};
 use super::request::{Signer, Template};
 use super::store::{Store, StoreError};
 use crate::client::Standing;
 use crate::config::Config;
+use crate::metrics::Certificates;
 
 const NAME: &str = "kubelet-server";
 
@@ -30,7 +31,8 @@ pub fn keep(
     config: &Config,
     client: Client,
     node: watch::Receiver<Option<Arc<Node>>>,
-) -> Result<(impl Future<Output = ()> + Send + use<>, Figures), StoreError> {
+    metrics: Certificates,
+) -> Result<impl Future<Output = ()> + Send + use<>, StoreError> {
     let store = Store::open(&config.cert_dir, NAME)?;
     let dns_only = config.gates.enabled("AllowDNSOnlyNodeCSR");
     let (wanted, template) = watch::channel(None);
@@ -42,14 +44,12 @@ pub fn keep(
         renew: true,
         otherwise: Box::new(Standing::Lacking),
         standing: watch::Sender::new(Standing::Lacking(String::new())),
-        figures: Figures::default(),
+        metrics,
     });
-    let figures = keeper.figures();
     let name = config.node_name.clone();
-    let keep = async move {
+    Ok(async move {
         tokio::join!(follow(&name, dns_only, node, wanted), keeper.run());
-    };
-    Ok((keep, figures))
+    })
 }
 
 async fn follow(

@@ -32,6 +32,8 @@ const CONNECT: std::time::Duration = std::time::Duration::from_secs(5);
 /// One server, and the way to it.
 pub(super) struct Endpoint {
     pub(super) url: String,
+    /// `host:port` of the URL.
+    pub(super) host: String,
     pub(super) client: Client,
 }
 
@@ -58,6 +60,8 @@ pub(super) async fn endpoints(
         let mut config = base.clone();
         config.cluster_url =
             url.parse().map_err(|error| invalid(format!("server {url:?}: {error}")))?;
+        let host = config.cluster_url.authority().map_or("", |authority| authority.as_str());
+        let host = host.to_owned();
         let connect = if several { CONNECT.min(limits.timeout) } else { limits.timeout };
         config.connect_timeout = Some(connect);
         config.write_timeout = Some(limits.timeout);
@@ -69,7 +73,7 @@ pub(super) async fn endpoints(
             path: path.clone(),
             source: Box::new(source),
         })?;
-        endpoints.push(Endpoint { url, client });
+        endpoints.push(Endpoint { url, host, client });
     }
     Ok(endpoints)
 }

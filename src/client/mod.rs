@@ -19,6 +19,7 @@ use std::time::Duration;
 use kube::Client;
 use kube::client::ClientBuilder;
 use kube::config::KubeconfigError;
+use longshore_metrics::RestClient;
 use tokio::sync::watch;
 
 pub use self::bucket::TokenBucket;
@@ -111,9 +112,14 @@ pub enum Standing {
 
 /// A client with these credentials.
 ///
-/// Nothing is sent yet: a server that is down shows with the first request.
-pub async fn connect(credentials: &Credentials, limits: Limits) -> Result<Client, ClientError> {
-    let transport = Transport(Shared::open(credentials.clone(), limits).await?);
+/// Nothing is sent yet: a server that is down shows with the first request. How requests go is
+/// told to `metrics`.
+pub async fn connect(
+    credentials: &Credentials,
+    limits: Limits,
+    metrics: RestClient,
+) -> Result<Client, ClientError> {
+    let transport = Transport(Shared::open(credentials.clone(), limits, metrics).await?);
     // the daemon names the namespace of all that it asks for
     Ok(ClientBuilder::new(transport, "default").build())
 }

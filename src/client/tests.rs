@@ -19,6 +19,10 @@ use super::kubeconfig::servers;
 use super::transport::{RELOAD_INTERVAL, locked};
 use super::*;
 
+fn metrics() -> RestClient {
+    RestClient::new(&longshore_metrics::Registry::default())
+}
+
 const LIMITS: Limits = Limits { qps: 0, burst: 0, timeout: Duration::from_millis(300) };
 
 async fn serve(router: Router) -> String {
@@ -57,9 +61,10 @@ async fn says_who_it_is_and_waits_for_its_turn() {
         }),
     );
     let file = kubeconfig(&serve(router).await, "t");
-    let client = connect(&Credentials::of(file.path()), Limits { qps: 20, burst: 2, ..LIMITS })
-        .await
-        .unwrap();
+    let client =
+        connect(&Credentials::of(file.path()), Limits { qps: 20, burst: 2, ..LIMITS }, metrics())
+            .await
+            .unwrap();
     let nodes: Api<Node> = Api::all(client);
     let start = Instant::now();
     for _ in 0..6 {
@@ -77,7 +82,8 @@ async fn a_silent_server_is_given_up() {
     let silent = Router::new()
         .route("/api/v1/nodes/n", get(|| async { std::future::pending::<&str>().await }));
     let file = kubeconfig(&serve(silent).await, "t");
-    let nodes: Api<Node> = Api::all(connect(&Credentials::of(file.path()), LIMITS).await.unwrap());
+    let nodes: Api<Node> =
+        Api::all(connect(&Credentials::of(file.path()), LIMITS, metrics()).await.unwrap());
     let error = nodes.get("n").await.unwrap_err();
     assert!(error.to_string().contains("no answer"), "{error}");
 }
@@ -95,7 +101,7 @@ async fn an_edited_kubeconfig_is_taken_up() {
     ))
     .await;
     let file = kubeconfig(&server, "short");
-    let shared = Shared::open(Credentials::of(file.path()), LIMITS).await.unwrap();
+    let shared = Shared::open(Credentials::of(file.path()), LIMITS, metrics()).await.unwrap();
     let send = || shared.send(Request::get("/api/v1/nodes/n").body(Body::empty()).unwrap());
     write(file.path(), &server, "much-longer");
     send().await.unwrap();
@@ -114,7 +120,7 @@ async fn an_edited_kubeconfig_is_taken_up() {
 
 #[tokio::test]
 async fn a_kubeconfig_at_fault_is_named() {
-    let error = connect(&Credentials::of(Path::new("/nonexistent/kubeconfig")), LIMITS)
+    let error = connect(&Credentials::of(Path::new("/nonexistent/kubeconfig")), LIMITS, metrics())
         .await
         .err()
         .unwrap();
@@ -171,7 +177,7 @@ async fn another_server_takes_over_and_the_first_is_gone_back_to() {
     let port = first.rsplit(':').next().unwrap().parse().unwrap();
     let file = tempfile::NamedTempFile::new().unwrap();
     with_servers(file.path(), &first, &second);
-    let client = connect(&Credentials::of(file.path()), LIMITS).await.unwrap();
+    let client = connect(&Credentials::of(file.path()), LIMITS, metrics()).await.unwrap();
     let nodes: Api<Node> = Api::all(client);
     let asked = async || nodes.get("n").await.map(|node| node.metadata.name.unwrap());
     assert_eq!(asked().await.unwrap(), "one");
@@ -201,7 +207,8 @@ async fn another_server_takes_over_and_the_first_is_gone_back_to() {
 async fn with_all_servers_down_each_request_fails_and_none_waits() {
     let file = tempfile::NamedTempFile::new().unwrap();
     with_servers(file.path(), "http://127.0.0.1:1", "http://127.0.0.1:2");
-    let nodes: Api<Node> = Api::all(connect(&Credentials::of(file.path()), LIMITS).await.unwrap());
+    let nodes: Api<Node> =
+        Api::all(connect(&Credentials::of(file.path()), LIMITS, metrics()).await.unwrap());
     for _ in 0..3 {
         let asked = tokio::time::timeout(PATIENCE, nodes.get("n")).await.unwrap();
         assert!(asked.is_err());
@@ -225,7 +232,7 @@ async fn requests_wait_for_a_credential_and_say_what_is_lacking() {
     let (told, standing) = watch::channel(Standing::Lacking("the moon is not full".to_owned()));
     let identity = Identity { path: "/nonexistent.pem".into(), standing };
     let credentials = Credentials { identity: Some(identity), ..Credentials::of(file.path()) };
-    let nodes: Api<Node> = Api::all(connect(&credentials, LIMITS).await.unwrap());
+    let nodes: Api<Node> = Api::all(connect(&credentials, LIMITS, metrics()).await.unwrap());
     let error = nodes.get("n").await.unwrap_err();
     assert!(error.to_string().contains("the moon is not full"), "{error}");
     assert!(!reached.load(Ordering::SeqCst));

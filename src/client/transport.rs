@@ -14,6 +14,7 @@ use axum::http::header::USER_AGENT;
 use axum::http::{HeaderValue, Method, Request, Response};
 use hyper_util::client::legacy;
 use kube::client::Body;
+use longshore_metrics::RestClient;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, Service};
@@ -38,6 +39,7 @@ pub(super) struct Shared {
     pub(super) limits: Limits,
     pub(super) bucket: Option<Mutex<TokenBucket>>,
     pub(super) current: Mutex<Current>,
+    metrics: RestClient,
     me: Weak<Shared>,
 }
 
@@ -85,6 +87,7 @@ impl Shared {
     pub(super) async fn open(
         credentials: Credentials,
         limits: Limits,
+        metrics: RestClient,
     ) -> Result<Arc<Self>, ClientError> {
         let now = Instant::now();
         let bucket = (limits.qps > 0)
@@ -101,6 +104,7 @@ impl Shared {
             limits,
             bucket: bucket.map(Mutex::new),
             current: Mutex::new(Current { servers, stamp, looked: now, standing }),
+            metrics,
             me: me.clone(),
         });
         if let Some(standing) = follow {
@@ -113,8 +117,9 @@ impl Shared {
         &self,
         mut request: Request<Body>,
     ) -> Result<Response<Cuttable>, BoxError> {
+        let mut wait = Duration::ZERO;
         if let Some(bucket) = &self.bucket {
-            let wait = locked(bucket).reserve(Instant::now());
+            wait = locked(bucket).reserve(Instant::now());
             if !wait.is_zero() {
                 tokio::time::sleep(wait).await;
             }
@@ -124,6 +129,9 @@ impl Shared {
         let mut servers = self.servers().await;
         // those that are down come last, for when all are
         servers.sort_by_key(|server| !server.is_up());
+        if let Some(server) = servers.first() {
+            self.metrics.waited(request.method().as_str(), &server.endpoint.host, wait);
+        }
         let (alone, mut last) = (servers.len() < 2, None);
         for server in servers {
             let Some(attempt) = copy(&request) else {
@@ -154,8 +162,13 @@ impl Shared {
         request: Request<Body>,
     ) -> Result<Response<Cuttable>, Failure> {
         let cut = is_watch(&request).then(|| server.cut());
+        let (method, began) = (request.method().clone(), Instant::now());
         let sent = server.endpoint.client.send(request);
-        match tokio::time::timeout(self.limits.timeout, sent).await {
+        let answer = tokio::time::timeout(self.limits.timeout, sent).await;
+        let status = answer.as_ref().ok().and_then(|answer| answer.as_ref().ok());
+        let status = status.map(|answer| answer.status().as_u16());
+        self.metrics.request(method.as_str(), &server.endpoint.host, status, began.elapsed());
+        match answer {
             Ok(Ok(answer)) => Ok(answer.map(|body| Cuttable::new(body, cut))),
             Ok(Err(error)) => Err(Failure { unsent: is_unsent(&error), error: error.into() }),
             Err(_) => {

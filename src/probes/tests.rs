@@ -28,7 +28,7 @@ impl Probed {
     fn new(container: Value) -> Self {
         let handlers = Handlers::new(Runtime::new(Options::new("unix:///nowhere")).unwrap());
         let (recorder, _) = Recorder::start(None, "node");
-        let probes = Probes::new(handlers, Announcer::new(recorder), &[]);
+        let probes = Probes::new(handlers, Announcer::new(recorder), &[], &Registry::default());
         let mut pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
             "spec": {"containers": [{"name": "c"}]},

@@ -95,6 +95,7 @@ impl PodRuntime {
         match ran {
             Ok(None) => Ok(()),
             Ok(Some(fallback)) => {
+                self.metrics.http_fallbacks.inc();
                 self.announcer.pod(pod, true, "LifecycleHTTPFallback", &fallback.0);
                 Ok(())
             }

@@ -7,6 +7,7 @@ use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
 use kube::Api;
 use kube::api::WatchParams;
+use longshore_metrics::parse::parse;
 use serde_json::Value;
 use tokio::sync::watch;
 
@@ -15,6 +16,7 @@ use super::*;
 use crate::certificates::{BootstrapError, ClientCertificate, keep_serving, serving_pair_path};
 use crate::client::{self, Limits, Standing};
 use crate::config::{Command, Config, from_args};
+use crate::metrics::Metrics;
 
 const LIMITS: Limits = Limits { qps: 0, burst: 0, timeout: Duration::from_millis(500) };
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -82,6 +84,10 @@ impl Site {
     }
 }
 
+async fn connect(credentials: &client::Credentials) -> kube::Client {
+    client::connect(credentials, LIMITS, Metrics::new("n1").rest_client).await.unwrap()
+}
+
 /// Ends with the test.
 struct Running {
     credentials: client::Credentials,
@@ -89,7 +95,9 @@ struct Running {
 }
 
 fn run(config: &Config) -> Running {
-    let prepared = ClientCertificate::prepare(config, LIMITS).unwrap().expect("an apiserver");
+    let prepared = ClientCertificate::prepare(config, LIMITS, &Metrics::new("n1"))
+        .unwrap()
+        .expect("an apiserver");
     let keeper = prepared.keeper.expect("something to keep");
     let task = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(keeper.run()));
     Running { credentials: prepared.credentials, _task: task }
@@ -126,7 +134,7 @@ async fn a_token_is_turned_into_a_certificate() {
     assert_eq!(field(csr, "/spec/signerName"), "kubernetes.io/kube-apiserver-client-kubelet");
     assert_eq!(csr["spec"]["usages"], serde_json::json!(["digital signature", "client auth"]));
     assert_eq!(cluster.askers(), ["Bearer joker"]);
-    let nodes: Api<Node> = Api::all(client::connect(&node.credentials, LIMITS).await.unwrap());
+    let nodes: Api<Node> = Api::all(connect(&node.credentials).await);
     let error = nodes.watch(&WatchParams::default(), "0").await.err().unwrap().to_string();
     assert!(error.contains("there is no certificate at"), "{error}");
 
@@ -194,7 +202,7 @@ async fn without_a_bootstrap_credential_it_is_said_what_is_missing_until_it_is_t
     node.until_lacking("ended at").await;
     let missing = format!("the bootstrap kubeconfig {}", site.path("bootstrap.conf").display());
     node.until_lacking(&missing).await;
-    let nodes: Api<Node> = Api::all(client::connect(&node.credentials, LIMITS).await.unwrap());
+    let nodes: Api<Node> = Api::all(connect(&node.credentials).await);
     let error = nodes.list(&Default::default()).await.err().unwrap().to_string();
     assert!(error.contains(&missing) && error.contains("kubeadm token create"), "{error}");
 
@@ -213,10 +221,11 @@ async fn a_bootstrap_token_that_has_ended_is_told() {
     node.until_kept().await;
 }
 
-#[test]
-fn a_node_with_nothing_at_all_does_not_begin() {
+#[tokio::test]
+async fn a_node_with_nothing_at_all_does_not_begin() {
     let site = Site::new();
-    let error = ClientCertificate::prepare(&site.config(&[]), LIMITS).err().unwrap();
+    let error =
+        ClientCertificate::prepare(&site.config(&[]), LIMITS, &Metrics::new("n1")).err().unwrap();
     let text = error.to_string();
     assert!(matches!(error, BootstrapError::NoCredential { .. }), "{text}");
     for part in ["kubelet.conf", "does not exist", "bootstrap.conf does not exist"] {
@@ -237,7 +246,7 @@ async fn a_certificate_is_renewed_before_its_end_and_watches_move_to_the_new_one
     // 95 % of its life are over, whatever the lot
     site.member(&cluster, -9500, 500);
     let node = run(&site.config(&["--rotate-certificates"]));
-    let nodes: Api<Node> = Api::all(client::connect(&node.credentials, LIMITS).await.unwrap());
+    let nodes: Api<Node> = Api::all(connect(&node.credentials).await);
     let mut watch = nodes.watch(&WatchParams::default(), "0").await.unwrap().boxed();
     cluster.until_asked(1).await;
     assert!(futures::poll!(watch.next()).is_pending());
@@ -274,7 +283,7 @@ async fn a_token_kubeconfig_is_used_until_there_is_a_certificate() {
     site.kubeconfig("kubelet.conf", &cluster, "token: mine");
     let before = fs::read(site.path("kubelet.conf")).unwrap();
     let node = run(&site.config(&["--rotate-certificates"]));
-    let nodes: Api<Node> = Api::all(client::connect(&node.credentials, LIMITS).await.unwrap());
+    let nodes: Api<Node> = Api::all(connect(&node.credentials).await);
     assert!(nodes.watch(&WatchParams::default(), "0").await.is_ok());
     cluster.until_asked(1).await;
     assert_eq!(cluster.askers(), ["Bearer mine"]);
@@ -282,7 +291,9 @@ async fn a_token_kubeconfig_is_used_until_there_is_a_certificate() {
     node.until_kept().await;
     assert_eq!(fs::read(site.path("kubelet.conf")).unwrap(), before, "it is left as it is");
     drop(node);
-    let prepared = ClientCertificate::prepare(&site.config(&[]), LIMITS).unwrap().unwrap();
+    let prepared = ClientCertificate::prepare(&site.config(&[]), LIMITS, &Metrics::new("n1"))
+        .unwrap()
+        .unwrap();
     assert!(prepared.keeper.is_none(), "without renewal it is nobody's business");
 }
 
@@ -291,20 +302,24 @@ async fn a_pair_that_somebody_else_put_there_is_taken_up() {
     let (site, cluster) = (Site::new(), Cluster::start(Policy::Hold).await);
     site.member(&cluster, -HOUR, 10 * HOUR);
     let config = site.config(&["--rotate-certificates"]);
-    let prepared = ClientCertificate::prepare(&config, LIMITS).unwrap().unwrap();
+    let metrics = Metrics::new("n1");
+    let ttl = || {
+        let page = parse(&metrics.node.text()).unwrap();
+        page.sum("kubelet_certificate_manager_client_ttl_seconds", &[]).unwrap()
+    };
+    let prepared = ClientCertificate::prepare(&config, LIMITS, &metrics).unwrap().unwrap();
     let standing = prepared.credentials.identity.unwrap().standing;
     let (mut keeper, before) = (prepared.keeper.unwrap(), standing.borrow().clone());
     keeper.look();
     assert_eq!(*standing.borrow(), before);
-    let ttl = keeper.figures().ttl_seconds();
+    let left = ttl();
     site.member(&cluster, -HOUR, 20 * HOUR);
     keeper.look();
     assert_ne!(*standing.borrow(), before);
-    assert!(keeper.figures().ttl_seconds() > ttl + 9.0 * HOUR as f64);
+    assert!(ttl() > left + 9.0 * HOUR as f64);
     fs::write(site.store().current_path(), "rubbish").unwrap();
     keeper.look();
     assert!(matches!(&*standing.borrow(), Standing::Lacking(_)));
-    assert!(keeper.figures().ttl_seconds().is_infinite());
 }
 
 #[tokio::test]
@@ -312,7 +327,7 @@ async fn the_server_has_a_certificate_for_the_addresses_of_the_day() {
     let (site, cluster) = (Site::new(), Cluster::start(GOOD).await);
     site.kubeconfig("kubelet.conf", &cluster, "token: mine");
     let credentials = client::Credentials::of(&site.path("kubelet.conf"));
-    let client = client::connect(&credentials, LIMITS).await.unwrap();
+    let client = connect(&credentials).await;
     let node = |ip: Option<&str>| {
         let address = |(type_, address): (&str, &str)| NodeAddress {
             type_: type_.to_owned(),
@@ -325,7 +340,9 @@ async fn the_server_has_a_certificate_for_the_addresses_of_the_day() {
     };
     let told = watch::Sender::new(node(None));
     let config = site.config(&["--rotate-server-certificates"]);
-    let (keep, figures) = keep_serving(&config, client, told.subscribe()).unwrap();
+    let metrics = Metrics::new("n1");
+    let keep =
+        keep_serving(&config, client, told.subscribe(), metrics.certificates.clone()).unwrap();
     let _task = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(keep));
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(cluster.requests().is_empty(), "nothing is asked for without an address");
@@ -349,11 +366,13 @@ async fn the_server_has_a_certificate_for_the_addresses_of_the_day() {
         let leaf = tokio::time::timeout(PATIENCE, kept).await.expect("a pair for the address");
         assert_eq!((leaf.name.as_str(), leaf.dns), ("system:node:n1", ["n1".to_owned()].into()));
     }
-    assert!(figures.ttl_seconds() > 0.0 && figures.renewal_errors() == 0);
+    let value = |name: &str| parse(&metrics.node.text()).unwrap().sum(name, &[]).unwrap_or(0.0);
     let counted = async {
-        while figures.rotation_ages().len() != 1 {
+        while value("kubelet_certificate_manager_server_rotation_seconds_count") != 1.0 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     tokio::time::timeout(PATIENCE, counted).await.expect("one has replaced another");
+    assert!(value("kubelet_certificate_manager_server_ttl_seconds") > 0.0);
+    assert_eq!(value("kubelet_server_expiration_renew_errors"), 0.0);
 }
