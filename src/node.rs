@@ -209,7 +209,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let (pressed, pressure) = (feeds.pressure.clone(), inputs.pressure());
     let mut told = None;
     rooms.open(health::feed(runtime.clone(), observer.clone(), feeds));
-    let status = StatusWriter::default();
+    let status = StatusWriter::new(registry);
     let mut drain = JoinSet::new();
     // A heartbeat waits behind no other request.
     if let (Some(client), Some(heartbeat)) = (&client, connect(0, 0).await?) {

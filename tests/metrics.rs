@@ -5,15 +5,16 @@
 
 mod common;
 
-use common::{Cluster, FOREVER, run_of, script};
+use common::{Cluster, FOREVER, PATIENCE, run_of, script};
 use longshore_metrics::parse::{Page, parse};
+use longshore_testkit::wait_until;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// Head and body of an answer of the read-only port.
 async fn get(cluster: &Cluster, path: &str) -> (String, String) {
-    let mut connection = TcpStream::connect((cluster.host.ip(), 10255)).await.unwrap();
+    let mut connection = TcpStream::connect((cluster.host.node_ip(), 10255)).await.unwrap();
     let request = format!("GET {path} HTTP/1.0\r\nHost: node\r\n\r\n");
     connection.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
@@ -36,16 +37,12 @@ async fn until_told(
     what: &str,
     told: impl Fn(&Page) -> Result<(), String>,
 ) -> Page {
-    for _ in 0..120 {
+    wait_until(PATIENCE, what, async || {
         let page = scrape(cluster, path).await;
-        if told(&page).is_ok() {
-            return page;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
-    }
-    let page = scrape(cluster, path).await;
-    told(&page).unwrap_or_else(|error| panic!("{what}: {error}"));
-    page
+        told(&page).map(|()| page)
+    })
+    .await
+    .unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[track_caller]

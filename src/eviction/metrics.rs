@@ -39,3 +39,25 @@ impl Metrics {
         self.ages.with([signal]).took(read.elapsed());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use longshore_metrics::parse::parse;
+
+    use super::*;
+
+    #[test]
+    fn evictions_are_told_as_dashboards_ask() {
+        let registry = Registry::default();
+        let metrics = Metrics::new(&registry);
+        metrics.evicted("memory.available");
+        metrics.decided("memory.available", Instant::now());
+        let page = parse(&registry.text()).unwrap();
+        let by = [("eviction_signal", "memory.available")];
+        assert_eq!(page.sum("kubelet_evictions", &by), Some(1.0));
+        assert_eq!(page.families["kubelet_evictions"].kind, "counter");
+        assert_eq!(page.sum("kubelet_eviction_stats_age_seconds_count", &by), Some(1.0));
+    }
+}

@@ -137,6 +137,7 @@ impl Probes {
         subject: Arc<Subject>,
         is_old: bool,
     ) -> Vec<(ProbeKind, AbortOnDropHandle<()>)> {
+        self.metrics.begin(spec::uid(&subject.pod));
         let results = pod.results.borrow().clone();
         let is_due = |kind: &ProbeKind| match kind {
             ProbeKind::Readiness => true,
@@ -175,7 +176,6 @@ impl Probes {
 
     /// Stop all probes of the pod and forget what they have found.
     pub fn forget(&self, uid: &str) {
-        // its tasks are stopped first: they count no more
         self.pods().remove(uid);
         self.metrics.forget(uid);
     }

@@ -57,6 +57,7 @@ pub struct Metrics {
     sandbox_failures: Family<Counter, 1>,
     pulls: Family<Histogram, 1>,
     pub(super) http_fallbacks: Counter,
+    pub(super) sleeps_cut_short: Counter,
     /// How long images were pulled for pods, by UID.
     pulling: Arc<Mutex<HashMap<String, Pulling>>>,
 }
@@ -96,6 +97,10 @@ impl Metrics {
             http_fallbacks: registry.counter(
                 "kubelet_lifecycle_handler_http_fallbacks_total",
                 "Hooks that were to use HTTPS and succeeded with HTTP.",
+            ),
+            sleeps_cut_short: registry.counter(
+                "kubelet_sleep_action_terminated_early_total",
+                "Hooks that were to sleep for longer than their pod's end could take.",
             ),
             pulling: Arc::default(),
         }

@@ -21,7 +21,7 @@ pub(super) struct Stopwatch {
     coming: bool,
     /// Whether all its containers have yet to run.
     incomplete: bool,
-    /// Whether a stretch of work has been taken before.
+    /// Whether there was work on the pod before.
     worked: bool,
     /// Whether only the runtime knows of the pod.
     orphan: bool,
@@ -51,7 +51,7 @@ impl Stopwatch {
         if is_new {
             self.metrics.came(pod);
         }
-        (self.coming, self.incomplete) = (is_new, is_new);
+        (self.coming, self.incomplete, self.worked) = (is_new, is_new, !is_new);
     }
 
     /// The worker begins a turn, after an order if `ordered`.
@@ -284,6 +284,7 @@ mod tests {
             let labels = [("lifecycle", lifecycle), ("config", config), ("static", "")];
             page.sum("kubelet_working_pods", &labels)
         };
+        stopwatch.begin(&order.pod, true);
         for ordered in [true, false] {
             stopwatch.turn(&order, Phase::Syncing, ordered);
         }

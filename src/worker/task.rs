@@ -163,7 +163,7 @@ impl Task {
     /// Work until nothing of the pod is left to care for; gives its UID.
     pub(super) async fn run(mut self) -> String {
         self.tools.objects.register(&self.pod);
-        self.stopwatch.begin(&self.pod, matches!(self.entry, Entry::New));
+        self.stopwatch.begin(&self.pod, !matches!(self.entry, Entry::Known));
         self.enter().await;
         loop {
             let ordered = self.order.has_changed().unwrap_or(false);
