@@ -90,7 +90,13 @@ impl Keeper {
     pub async fn run(mut self) {
         loop {
             self.until_due().await;
-            self.replace().await;
+            // a signer may give less than was asked for: asking again at once would get the same
+            if self.replace().await
+                && let Err(reason) = self.due(Timestamp::now())
+            {
+                warn!("the new certificate is no better: {reason}");
+                self.pause(LONGEST_PAUSE).await;
+            }
         }
     }
 
@@ -184,12 +190,13 @@ impl Keeper {
         }
     }
 
-    /// Tries until there is another pair, its own or somebody else's.
-    async fn replace(&mut self) {
+    /// Tries until there is another pair, or none is wanted any more. Whether it is one that was
+    /// asked for here.
+    async fn replace(&mut self) -> bool {
         let (mut pause, mut told) = (FIRST_PAUSE, None::<(String, tokio::time::Instant)>);
         loop {
             let failure = match self.attempt().await {
-                Ok(()) => return,
+                Ok(new) => return new,
                 Err(failure) => failure,
             };
             match self.parts.signer {
@@ -211,13 +218,15 @@ impl Keeper {
             self.look();
             if self.due(Timestamp::now()).is_ok() {
                 self.trouble = None;
-                return;
+                return false;
             }
         }
     }
 
-    async fn attempt(&mut self) -> Result<(), Failure> {
-        let Some(template) = self.parts.template.borrow_and_update().clone() else { return Ok(()) };
+    /// Asks once. `false`: what is wanted has changed meanwhile.
+    async fn attempt(&mut self) -> Result<bool, Failure> {
+        let wanted = self.parts.template.borrow_and_update().clone();
+        let Some(template) = wanted else { return Ok(false) };
         let good = self.lack(Timestamp::now()).is_none();
         let client = (self.parts.way)(good).await.map_err(Failure::NoWay)?;
         let first = !good && self.parts.signer == Signer::Client;
@@ -233,7 +242,7 @@ impl Keeper {
             issued = request.fulfil(client, patience) => issued,
             // what is asked for now is not what is wanted any more
             Ok(_) = self.parts.template.wait_for(|wanted| wanted.as_ref() != Some(&template)) => {
-                return Ok(());
+                return Ok(false);
             }
         };
         let issued = match (issued, &draft) {
@@ -262,7 +271,7 @@ impl Keeper {
         }
         self.trouble = None;
         self.look();
-        Ok(())
+        Ok(true)
     }
 }
 
