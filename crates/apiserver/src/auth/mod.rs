@@ -11,6 +11,7 @@ mod rules;
 mod tests;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 pub(crate) use node::node_name;
 pub(crate) use references::{Reference, ReferenceKind, references};
@@ -26,41 +27,54 @@ const SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 const ANONYMOUS: &str = "system:anonymous";
 
+/// What else is known of a caller: lists of texts by lower-case keys such as `scopes`.
+pub(crate) type Extra = BTreeMap<String, Vec<String>>;
+
 /// A caller.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct User {
     /// Such as `system:node:n1`.
     pub(crate) name: String,
+    /// Tells one holder of the name from a later one; empty when there is no such mark.
+    pub(crate) uid: String,
     /// Such as `system:nodes`.
     pub(crate) groups: Vec<String>,
+    /// Such as the pod that a service account's token was given to.
+    pub(crate) extra: Extra,
 }
 
 impl User {
     /// A caller whose credentials were checked.
-    pub(crate) fn authenticated(name: String, mut groups: Vec<String>) -> User {
-        if !groups.iter().any(|group| group == AUTHENTICATED) {
-            groups.push(AUTHENTICATED.into());
-        }
-        User { name, groups }
+    pub(crate) fn authenticated(name: String, groups: Vec<String>) -> User {
+        let mut user = User { name, groups, ..User::default() };
+        user.join(AUTHENTICATED);
+        user
     }
 
     /// A caller without credentials.
     pub(crate) fn anonymous() -> User {
-        User { name: ANONYMOUS.into(), groups: vec![UNAUTHENTICATED.into()] }
+        User { name: ANONYMOUS.into(), groups: vec![UNAUTHENTICATED.into()], ..User::default() }
     }
 
-    /// Somebody whom another caller stands for; a service account is in its own groups anyhow.
-    pub(crate) fn impersonated(name: String, mut groups: Vec<String>) -> User {
-        if name == ANONYMOUS {
-            return User::anonymous();
-        }
-        let account = name.strip_prefix("system:serviceaccount:");
-        if let (true, Some((namespace, _))) =
-            (groups.is_empty(), account.and_then(|account| account.split_once(':')))
+    /// Somebody whom another caller stands for, in the groups that go without saying too: those of
+    /// a service account when no others are named, and that of all who are known, or not.
+    pub(crate) fn impersonated(mut self) -> User {
+        if let (true, Some((namespace, _))) = (self.groups.is_empty(), service_account(&self.name))
         {
-            groups = vec![SERVICE_ACCOUNTS.into(), format!("{SERVICE_ACCOUNTS}:{namespace}")];
+            self.groups = service_account_groups(namespace);
         }
-        User::authenticated(name, groups)
+        match self.name == ANONYMOUS {
+            true => self.join(UNAUTHENTICATED),
+            false if !self.is_anonymous() => self.join(AUTHENTICATED),
+            false => {}
+        }
+        self
+    }
+
+    fn join(&mut self, group: &str) {
+        if !self.is_in(group) {
+            self.groups.push(group.into());
+        }
     }
 
     /// Whether the caller is a member of a group.
@@ -72,6 +86,17 @@ impl User {
     pub(crate) fn is_anonymous(&self) -> bool {
         self.is_in(UNAUTHENTICATED)
     }
+}
+
+/// Namespace and name of the service account whose user this is, if it is one's.
+pub(crate) fn service_account(user: &str) -> Option<(&str, &str)> {
+    let (namespace, name) = user.strip_prefix("system:serviceaccount:")?.split_once(':')?;
+    (!namespace.is_empty() && !name.is_empty() && !name.contains(':')).then_some((namespace, name))
+}
+
+/// The groups of a namespace's service accounts.
+pub(crate) fn service_account_groups(namespace: &str) -> Vec<String> {
+    vec![SERVICE_ACCOUNTS.into(), format!("{SERVICE_ACCOUNTS}:{namespace}")]
 }
 
 /// One thing that a caller wants to do.

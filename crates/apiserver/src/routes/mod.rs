@@ -100,7 +100,7 @@ impl Router {
 
     async fn answer(&self, peer: &Peer, line: &RequestLine, request: Request<Incoming>) -> Result {
         let caller = peer.user().ok_or_else(StatusError::unauthorized)?;
-        let user = impersonation::effective(caller, request.headers())?;
+        let user = self.effective(caller, request.headers()).await?;
         self.authorize(&user, line.verb, line).await?;
         let Some(path) = &line.resource else {
             return timeout(REQUEST_TIMEOUT, self.system(line, request.headers()))

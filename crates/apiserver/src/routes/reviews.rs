@@ -21,9 +21,7 @@ impl Router {
                 self.access_status(&user, &review["spec"]).await?
             }
             "SelfSubjectAccessReview" => self.access_status(call.user, &review["spec"]).await?,
-            "SelfSubjectReview" => {
-                json!({"userInfo": {"username": call.user.name, "groups": call.user.groups}})
-            }
+            "SelfSubjectReview" => json!({"userInfo": user_info(call.user)}),
             "TokenReview" if review["spec"]["token"].as_str().is_none_or(str::is_empty) => {
                 return Err(StatusError::bad_request(
                     "token is required for TokenReview in authentication",
@@ -80,17 +78,35 @@ fn text<'a>(value: &'a Value, field: &str) -> &'a str {
 }
 
 fn subject(spec: &Value) -> Result<User> {
-    let groups: Vec<String> = spec["groups"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(|group| group.as_str().map(str::to_owned))
-        .collect();
+    let groups = texts(&spec["groups"]);
     let name = text(spec, "user").to_owned();
     if name.is_empty() && groups.is_empty() {
         return Err(StatusError::bad_request("at least one of user or group must be specified"));
     }
-    Ok(User { name, groups })
+    let extra = spec["extra"].as_object().into_iter().flatten();
+    Ok(User {
+        name,
+        uid: text(spec, "uid").to_owned(),
+        groups,
+        extra: extra.map(|(key, values)| (key.to_lowercase(), texts(values))).collect(),
+    })
+}
+
+fn texts(list: &Value) -> Vec<String> {
+    let list = list.as_array().into_iter().flatten();
+    list.filter_map(|text| text.as_str().map(str::to_owned)).collect()
+}
+
+/// A user as answers show it, without what is not known of him.
+fn user_info(user: &User) -> Value {
+    let mut info = json!({"username": user.name, "groups": user.groups});
+    if !user.uid.is_empty() {
+        info["uid"] = user.uid.as_str().into();
+    }
+    if !user.extra.is_empty() {
+        info["extra"] = json!(user.extra);
+    }
+    info
 }
 
 /// The equality terms of a review's field selector.
