@@ -15,6 +15,7 @@ mod health;
 mod listen;
 mod lobby;
 mod logs;
+mod metrics;
 mod node_logs;
 mod pods;
 mod router;
@@ -44,9 +45,11 @@ use tracing::info;
 use self::audit::Audit;
 use self::auth::Auth;
 pub use self::auth::NoApiserver;
+pub use self::metrics::Requests;
 use self::tls::Tls;
 pub use self::tls::TlsError;
 use crate::config::Config;
+use crate::metrics::Metrics;
 
 /// What the ports tell of; the rest of the daemon answers.
 pub trait Host: Send + Sync + 'static {
@@ -67,6 +70,9 @@ pub trait Host: Send + Sync + 'static {
 
     /// Whether the container with that id may still write to its log. Cheap; asked each second.
     fn is_running(&self, container_id: &str) -> bool;
+
+    /// What the node tells of itself.
+    fn metrics(&self) -> &Metrics;
 
     /// Whether the daemon's own loops turn; the error says which does not.
     fn healthy(&self) -> Result<(), String>;
@@ -124,10 +130,13 @@ impl Server {
             let listener = listen(&settings.address, settings.port).await?;
             let router = router::control_plane(config, &host, runtime)
                 .layer(from_fn_with_state(auth, auth::gate));
+            let requests = host.metrics().requests.clone();
+            let router = requests.counted(router, "readwrite");
             ports.push(Port { listener, tls: Some(tls), router });
             if settings.read_only_port != 0 {
                 let listener = listen(&settings.address, settings.read_only_port).await?;
-                ports.push(Port { listener, tls: None, router: router::read_only(&host) });
+                let router = requests.counted(router::read_only(&host), "readonly");
+                ports.push(Port { listener, tls: None, router });
             }
         }
         if settings.healthz_port != 0 {

@@ -8,14 +8,17 @@ use axum::routing::any;
 use longshore_cri::Runtime;
 
 use super::{
-    Host, Refusal, checkpoint, configz, debug, health, logs, node_logs, pods, streaming, zpages,
+    Host, Refusal, checkpoint, configz, debug, health, logs, metrics, node_logs, pods, streaming,
+    zpages,
 };
 use crate::config::Config;
 
 /// What the read-only port serves, and the control plane's beside more. Nothing here changes
 /// anything or reaches into a pod.
 pub(super) fn read_only(host: &Arc<dyn Host>) -> Router {
-    health::routes(Arc::clone(host)).merge(pods::routes(Arc::clone(host)))
+    health::routes(Arc::clone(host))
+        .merge(pods::routes(Arc::clone(host)))
+        .merge(metrics::routes(Arc::clone(host)))
 }
 
 /// Everything, for a port that asks for leave.
