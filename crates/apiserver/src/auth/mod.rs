@@ -1,18 +1,23 @@
 //! Who calls, and what a caller may do. `routes` asks for each request, `SubjectAccessReview`
 //! asks the same functions.
 //!
-//! Current limitations: client certificates are the only credentials, and the rules are fixed:
-//! `system:masters`, nodes, the apiserver's own kubelet client, and discovery for everybody known.
+//! Current limitations: the rules are fixed: `system:masters`, nodes, the apiserver's own kubelet
+//! client, discovery for everybody known, and what verifies tokens for service accounts.
 
+mod authenticator;
+mod bootstrap;
 mod node;
 mod references;
 mod rules;
 #[cfg(test)]
 mod tests;
+mod token_file;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+pub use authenticator::AuthenticationConfig;
+pub(crate) use authenticator::{Authenticator, Error};
 pub(crate) use node::node_name;
 pub(crate) use references::{Reference, ReferenceKind, references};
 
@@ -22,6 +27,8 @@ pub(crate) const MASTERS: &str = "system:masters";
 pub(crate) const NODES: &str = "system:nodes";
 /// The user under which this apiserver calls a node's port 10250.
 pub(crate) const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
+/// Which credential a caller has shown, among the user's extra.
+pub(crate) const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 const AUTHENTICATED: &str = "system:authenticated";
 const SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
 const UNAUTHENTICATED: &str = "system:unauthenticated";

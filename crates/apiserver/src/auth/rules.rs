@@ -1,6 +1,6 @@
 //! The fixed rules: who may do what, as data.
 
-use super::{AUTHENTICATED, Access, KUBELET_CLIENT, NODES, Target, User};
+use super::{AUTHENTICATED, Access, KUBELET_CLIENT, NODES, SERVICE_ACCOUNTS, Target, User};
 
 /// What a group or a user may do to resources; `*` stands for all.
 struct Rule {
@@ -87,6 +87,13 @@ const KUBELET_API: &[Rule] = &[
 /// Paths that say nothing about anybody.
 const PUBLIC_PATHS: &[&str] = &["/healthz", "/livez", "/readyz", "/version", "/version/"];
 const DISCOVERY_PATHS: &[&str] = &["/api", "/api/*", "/apis", "/apis/*", "/openapi", "/openapi/*"];
+/// What `system:service-account-issuer-discovery` grants: how to verify one's token.
+const ISSUER_DISCOVERY_PATHS: &[&str] = &[
+    "/.well-known/openid-configuration",
+    "/.well-known/openid-configuration/",
+    "/openid/v1/jwks",
+    "/openid/v1/jwks/",
+];
 
 pub(super) fn allows(access: &Access<'_>) -> bool {
     match &access.target {
@@ -128,4 +135,5 @@ fn allows_path(user: &User, path: &str) -> bool {
     };
     PUBLIC_PATHS.iter().any(matches)
         || (user.is_in(AUTHENTICATED) && DISCOVERY_PATHS.iter().any(matches))
+        || (user.is_in(SERVICE_ACCOUNTS) && ISSUER_DISCOVERY_PATHS.iter().any(matches))
 }
