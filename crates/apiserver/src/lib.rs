@@ -1,12 +1,14 @@
 //! The companion apiserver: the part of the Kubernetes API that a node and `kubectl` need,
 //! over a revisioned store. Data flows one way:
-//! `server` (TLS) → `routes` → `auth` → `operations` (with `admission`) → `registry` → store.
+//! `server` (TLS) → `routes` → `auth` → `authz` → `operations` (with `admission`) → `registry` → store.
 //!
 //! Current limitations: no server-side apply, no admission webhooks, and one apiserver per store.
 
 mod admission;
 pub mod args;
 mod auth;
+mod authz;
+mod certificates;
 mod cidr;
 pub mod discovery;
 pub mod facts;
@@ -37,8 +39,8 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use auth::AuthenticationConfig;
+pub use authz::Mode;
 pub use cidr::{Cidr, CidrError};
-
 pub use tokens::TokenConfig;
 
 use crate::auth::Authenticator;
@@ -79,6 +81,12 @@ pub struct Config {
     pub node_names: Vec<String>,
     /// How callers prove who they are, besides by certificates.
     pub authentication: AuthenticationConfig,
+    /// Who decides what a caller may do, in this order; nobody is nobody.
+    pub authorization: Vec<Mode>,
+    /// Whether nodes' serving certificates are approved when they name nothing but the node.
+    pub approve_kubelet_serving: bool,
+    /// How long certificates that the cluster signs are good for, at most.
+    pub signing_duration: Duration,
 }
 
 /// Why an apiserver did not start.
@@ -107,6 +115,8 @@ pub struct Server {
     tls: Arc<Tls>,
     router: Arc<Router>,
     api: Arc<Api>,
+    pki: Pki,
+    signing: certificates::Settings,
     compaction_interval: Duration,
     admin_kubeconfig: PathBuf,
     stop: CancellationToken,
@@ -156,8 +166,13 @@ impl Server {
             advertised,
             tokens,
             root_ca,
-        ));
+            config.authorization,
+        )?);
         tasks::bootstrap::run(&api).await?;
+        if api.authorizer.has(Mode::Rbac) {
+            authz::bootstrap(&api).await?;
+        }
+        api.authorizer.load(&api.registry).await?;
         let stop = CancellationToken::new();
         let kubelet = KubeletClient::new(&kubelet_client, config.kubelet_ca.as_deref())?;
         let authenticator = Authenticator::new(&config.authentication, api.clone())?;
@@ -168,6 +183,11 @@ impl Server {
             tls,
             router,
             api,
+            pki,
+            signing: certificates::Settings {
+                approve_serving: config.approve_kubelet_serving,
+                life: config.signing_duration,
+            },
             compaction_interval: config.compaction_interval,
             admin_kubeconfig,
             stop,
@@ -193,6 +213,9 @@ impl Server {
                 parts.cancel();
             },
             server::serve(self.listener, self.tls, self.router, parts.clone()),
+            self.api.authorizer.run(&self.api.registry, parts.clone()),
+            authz::aggregate(&self.api, parts.clone()),
+            certificates::run(&self.api, &self.pki, self.signing, parts.clone()),
             tasks::namespaces::run(&self.api, parts.clone()),
             tasks::bootstrap::keep(&self.api, parts.clone()),
             serviceaccounts::run(&self.api, parts.clone()),

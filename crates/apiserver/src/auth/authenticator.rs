@@ -1,7 +1,5 @@
 //! Who calls: a client certificate, a bearer token, or nobody. Whoever shows something that is no
 //! good is refused, and never taken for nobody.
-//!
-//! Current limitations: no front proxy, no OpenID Connect provider or webhook besides.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,25 +1,15 @@
-//! Who calls, and what a caller may do. `routes` asks for each request, `SubjectAccessReview`
-//! asks the same functions.
+//! Who calls. What a caller may do is for `authz` to say.
 //!
-//! Current limitations: the rules are fixed: `system:masters`, nodes, the apiserver's own kubelet
-//! client, discovery for everybody known, and what verifies tokens for service accounts.
+//! Current limitations: no front proxy, no OpenID Connect provider and no webhook says who calls.
 
 mod authenticator;
 mod bootstrap;
-mod node;
-mod references;
-mod rules;
-#[cfg(test)]
-mod tests;
 mod token_file;
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 pub use authenticator::AuthenticationConfig;
 pub(crate) use authenticator::{Authenticator, Error};
-pub(crate) use node::node_name;
-pub(crate) use references::{Reference, ReferenceKind, references};
 
 /// The group of callers that may do everything.
 pub(crate) const MASTERS: &str = "system:masters";
@@ -33,6 +23,7 @@ const AUTHENTICATED: &str = "system:authenticated";
 const SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 const ANONYMOUS: &str = "system:anonymous";
+const NODE_PREFIX: &str = "system:node:";
 
 /// What else is known of a caller: lists of texts by lower-case keys such as `scopes`.
 pub(crate) type Extra = BTreeMap<String, Vec<String>>;
@@ -61,6 +52,11 @@ impl User {
     /// A caller without credentials.
     pub(crate) fn anonymous() -> User {
         User { name: ANONYMOUS.into(), groups: vec![UNAUTHENTICATED.into()], ..User::default() }
+    }
+
+    /// This apiserver itself, which may do everything.
+    pub(crate) fn apiserver() -> User {
+        User::authenticated("system:apiserver".into(), vec![MASTERS.into()])
     }
 
     /// Somebody whom another caller stands for, in the groups that go without saying too: those of
@@ -95,6 +91,12 @@ impl User {
     }
 }
 
+/// The node that the caller is: `None` for other callers, empty for one that does not say which.
+pub(crate) fn node_name(user: &User) -> Option<&str> {
+    let name = user.name.strip_prefix(NODE_PREFIX)?;
+    user.is_in(NODES).then_some(name)
+}
+
 /// Namespace and name of the service account whose user this is, if it is one's.
 pub(crate) fn service_account(user: &str) -> Option<(&str, &str)> {
     let (namespace, name) = user.strip_prefix("system:serviceaccount:")?.split_once(':')?;
@@ -104,101 +106,4 @@ pub(crate) fn service_account(user: &str) -> Option<(&str, &str)> {
 /// The groups of a namespace's service accounts.
 pub(crate) fn service_account_groups(namespace: &str) -> Vec<String> {
     vec![SERVICE_ACCOUNTS.into(), format!("{SERVICE_ACCOUNTS}:{namespace}")]
-}
-
-/// One thing that a caller wants to do.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Access<'a> {
-    /// The caller.
-    pub(crate) user: &'a User,
-    /// `get`, `list`, `create`, …
-    pub(crate) verb: &'a str,
-    /// On what.
-    pub(crate) target: Target<'a>,
-}
-
-/// What an access is about.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Target<'a> {
-    /// A URL that is no resource, such as `/version`.
-    Path(&'a str),
-    /// A resource.
-    Resource(ResourceTarget<'a>),
-}
-
-/// A resource, or one object of it. Empty strings stand for "not given".
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ResourceTarget<'a> {
-    /// API group; empty is the core group.
-    pub(crate) group: &'a str,
-    /// Such as `pods`.
-    pub(crate) resource: &'a str,
-    /// Such as `status`.
-    pub(crate) subresource: &'a str,
-    /// Namespace of the object.
-    pub(crate) namespace: &'a str,
-    /// Name of the object.
-    pub(crate) name: &'a str,
-    /// Equality requirements of the field selector.
-    pub(crate) fields: &'a [(String, String)],
-}
-
-/// The answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Decision {
-    /// Go on.
-    Allow,
-    /// No, and why (may be empty).
-    Deny(Cow<'static, str>),
-    /// Only if a pod on the node refers to this object; ask who knows the pods.
-    IfReferenced {
-        /// The node.
-        node: String,
-        /// The object.
-        reference: Reference,
-    },
-}
-
-impl Decision {
-    fn deny(reason: impl Into<Cow<'static, str>>) -> Decision {
-        Decision::Deny(reason.into())
-    }
-}
-
-/// Judges one access.
-pub(crate) fn authorize(access: &Access<'_>) -> Decision {
-    if access.user.is_in(MASTERS) || rules::allows(access) {
-        return Decision::Allow;
-    }
-    match (node_name(access.user), &access.target) {
-        (Some(""), _) => Decision::deny(format!("unknown node for user {:?}", access.user.name)),
-        (Some(node), Target::Resource(target)) => node::authorize(node, access.verb, target),
-        _ => Decision::deny(""),
-    }
-}
-
-/// The message of a refusal, in the words of every Kubernetes apiserver.
-pub(crate) fn forbidden_message(access: &Access<'_>, reason: &str) -> String {
-    let user = &access.user.name;
-    let verb = access.verb;
-    let mut message = match &access.target {
-        Target::Path(path) => format!("User {user:?} cannot {verb} path {path:?}"),
-        Target::Resource(target) => {
-            let (slash, group) =
-                (if target.subresource.is_empty() { "" } else { "/" }, target.group);
-            let scope = match target.namespace {
-                "" => "at the cluster scope".to_owned(),
-                namespace => format!("in the namespace {namespace:?}"),
-            };
-            format!(
-                "User {user:?} cannot {verb} resource \"{}{slash}{}\" in API group {group:?} {scope}",
-                target.resource, target.subresource
-            )
-        }
-    };
-    if !reason.is_empty() {
-        message.push_str(": ");
-        message.push_str(reason);
-    }
-    message
 }

@@ -7,7 +7,8 @@ use percent_encoding::percent_decode_str;
 
 use super::Router;
 use super::respond::Result;
-use crate::auth::{self, Access, Extra, ResourceTarget, Target, User};
+use crate::auth::{self, Extra, User};
+use crate::authz::{self, Access, ResourceTarget, Target};
 use crate::status::StatusError;
 
 const PREFIX: &str = "impersonate-";
@@ -26,10 +27,8 @@ impl Router {
             let Err(reason) = self.api.is_allowed(&access).await? else {
                 continue;
             };
-            return Err(match caller.is_anonymous() {
-                true => StatusError::unauthorized(),
-                false => StatusError::forbidden_path(&auth::forbidden_message(&access, &reason)),
-            });
+            tracing::info!(user = ?caller.name, wanted = ?wanted.name, reason = ?reason, "refused to impersonate");
+            return Err(StatusError::forbidden_path(&authz::forbidden_message(&access, &reason)));
         }
         Ok(wanted.impersonated())
     }

@@ -33,7 +33,8 @@ use tokio_util::sync::CancellationToken;
 use self::metrics::Metrics;
 use self::request::{RequestLine, ResourcePath};
 use self::respond::{Answer, Result, View};
-use crate::auth::{self, Access, Authenticator, ResourceTarget, Target, User};
+use crate::auth::{Authenticator, User};
+use crate::authz::{self, Access, ResourceTarget, Target};
 use crate::facts::{self, Gvk, Resource};
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
@@ -148,10 +149,14 @@ impl Router {
         let Err(reason) = self.api.is_allowed(&access).await? else {
             return Ok(());
         };
-        if user.is_anonymous() {
-            return Err(StatusError::unauthorized());
-        }
-        let message = auth::forbidden_message(&access, &reason);
+        tracing::info!(
+            user = ?user.name,
+            verb,
+            path = ?line.path,
+            reason = ?reason,
+            "refused a request"
+        );
+        let message = authz::forbidden_message(&access, &reason);
         Err(match &line.resource {
             None => StatusError::forbidden_path(&message),
             Some(path) => match facts::lookup(&path.group, &path.version, &path.resource) {
@@ -200,8 +205,10 @@ impl Router {
             return Err(StatusError::method_not_allowed(call.resource, call.verb));
         }
         match (subresource.name, call.verb) {
-            ("status" | "ephemeralcontainers" | "resize", "get") => self.get(call).await,
-            ("status" | "finalize" | "ephemeralcontainers" | "resize", _) => {
+            ("status" | "approval" | "ephemeralcontainers" | "resize", "get") => {
+                self.get(call).await
+            }
+            ("status" | "approval" | "finalize" | "ephemeralcontainers" | "resize", _) => {
                 self.update(call).await
             }
             ("exec" | "attach" | "portforward", _) => self.connect(call).await,

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use super::respond::{self, Result};
 use super::tokens::user_info;
 use super::{Call, Router};
-use crate::auth::{Access, MASTERS, ResourceTarget, Target, User};
+use crate::auth::User;
+use crate::authz::{Access, Decision, ResourceTarget, Rule, Rules, Target};
 use crate::schema::FieldValidation;
 use crate::status::StatusError;
 
@@ -19,6 +20,21 @@ impl Router {
                 let user = subject(&review["spec"])?;
                 self.access_status(&user, &review["spec"]).await?
             }
+            "LocalSubjectAccessReview" => {
+                let asked = &review["spec"]["resourceAttributes"]["namespace"];
+                if *asked != call.path.namespace.as_str() {
+                    return Err(StatusError::bad_request(format!(
+                        "spec.resourceAttributes.namespace must match namespace: {:?}",
+                        call.path.namespace
+                    )));
+                }
+                let user = subject(&review["spec"])?;
+                self.access_status(&user, &review["spec"]).await?
+            }
+            "SelfSubjectRulesReview" => match text(&review["spec"], "namespace") {
+                "" => return Err(StatusError::bad_request("no namespace on request")),
+                namespace => rules_status(self.api.authorizer.rules(call.user, namespace)),
+            },
             "SelfSubjectAccessReview" => self.access_status(call.user, &review["spec"]).await?,
             "SelfSubjectReview" => json!({"userInfo": user_info(call.user)}),
             "TokenReview" => self.token_status(&review["spec"]).await?,
@@ -28,15 +44,17 @@ impl Router {
     }
 
     async fn access_status(&self, user: &User, spec: &Value) -> Result<Value> {
-        let verdict = self.verdict(user, spec).await?;
-        Ok(match verdict {
-            Ok(()) => json!({"allowed": true}),
-            Err(reason) if reason.is_empty() => json!({"allowed": false}),
-            Err(reason) => json!({"allowed": false, "reason": reason}),
+        let (allowed, reason) = match self.verdict(user, spec).await? {
+            Decision::Allow(reason) => (true, reason),
+            Decision::Deny(reason) => (false, reason),
+        };
+        Ok(match reason.as_str() {
+            "" => json!({"allowed": allowed}),
+            reason => json!({"allowed": allowed, "reason": reason}),
         })
     }
 
-    async fn verdict(&self, user: &User, spec: &Value) -> Result<std::result::Result<(), String>> {
+    async fn verdict(&self, user: &User, spec: &Value) -> Result<Decision> {
         let (resource, path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
         if resource.is_object() == path.is_object() {
             return Err(StatusError::bad_request(
@@ -46,13 +64,7 @@ impl Router {
         if path.is_object() {
             let access =
                 Access { user, verb: text(path, "verb"), target: Target::Path(text(path, "path")) };
-            return self.api.is_allowed(&access).await;
-        }
-        let asks_for_all =
-            ["verb", "group", "resource"].iter().any(|field| text(resource, field) == "*");
-        if asks_for_all {
-            // Only who may do everything may do "everything".
-            return Ok(if user.is_in(MASTERS) { Ok(()) } else { Err(String::new()) });
+            return Ok(self.api.authorizer.authorize(&self.api.registry, &access).await);
         }
         let fields = required_fields(resource);
         let target = Target::Resource(ResourceTarget {
@@ -63,8 +75,25 @@ impl Router {
             name: text(resource, "name"),
             fields: &fields,
         });
-        self.api.is_allowed(&Access { user, verb: text(resource, "verb"), target }).await
+        let access = Access { user, verb: text(resource, "verb"), target };
+        Ok(self.api.authorizer.authorize(&self.api.registry, &access).await)
     }
+}
+
+/// What `kubectl auth can-i --list` shows.
+fn rules_status(Rules { rules, faults }: Rules) -> Value {
+    let (resources, paths): (Vec<&Rule>, Vec<&Rule>) =
+        rules.iter().partition(|rule| rule.is_of_resources());
+    let values = |rules: Vec<&Rule>| rules.into_iter().map(Rule::to_value).collect::<Value>();
+    let mut status = json!({
+        "resourceRules": values(resources),
+        "nonResourceRules": values(paths),
+        "incomplete": !faults.is_empty(),
+    });
+    if !faults.is_empty() {
+        status["evaluationError"] = faults.join(", ").into();
+    }
+    status
 }
 
 fn text<'a>(value: &'a Value, field: &str) -> &'a str {

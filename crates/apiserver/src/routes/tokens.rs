@@ -25,8 +25,8 @@ impl Router {
         let validation = FieldValidation::parse(call.line.query.get("fieldValidation"))?;
         call.line.query.dry_run()?;
         let (request, mut warnings) = body.read(subresource.gvk, validation)?;
-        let (namespace, name) = (call.namespace(), call.path.name.as_str());
-        let (request, said) = self.api.request_token(namespace, name, request).await?;
+        let account = (call.namespace(), call.path.name.as_str());
+        let (request, said) = self.api.request_token(call.user, account, request).await?;
         warnings.extend(said);
         let mut answer = respond::json(StatusCode::CREATED, &request);
         respond::warn(&mut answer, &warnings);

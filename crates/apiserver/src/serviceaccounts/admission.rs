@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{DEFAULT, PODS_TOKEN_EXPIRATION, ROOT_CA};
 use crate::admission::{core, pods::is_mirror};
-use crate::auth::{ReferenceKind, references};
+use crate::authz;
 use crate::facts::Resource;
 use crate::object;
 use crate::registry::Registry;
@@ -69,19 +69,21 @@ fn not_found(namespace: &str, account: &str) -> String {
 }
 
 pub(super) fn check_mirror(pod: &Value) -> Result<(), String> {
-    let mut fault = None;
-    references(pod, |kind, _| match kind {
-        ReferenceKind::ServiceAccount => fault = fault.or(Some("reference service accounts")),
-        ReferenceKind::Secret => fault = fault.or(Some("reference secrets")),
-        _ => {}
-    });
-    let sources = items(&pod["spec"]["volumes"])
-        .iter()
-        .flat_map(|volume| items(&volume["projected"]["sources"]));
-    if sources.into_iter().any(|source| source["serviceAccountToken"].is_object()) {
-        fault = fault.or(Some("use ServiceAccountToken volume projections"));
-    }
-    fault.map_or(Ok(()), |fault| Err(format!("a mirror pod may not {fault}")))
+    let spec = &pod["spec"];
+    let mut has_secrets = false;
+    authz::secrets(spec, |name| has_secrets |= !text(name).is_empty());
+    let mut sources =
+        items(&spec["volumes"]).iter().flat_map(|volume| items(&volume["projected"]["sources"]));
+    let fault = if !text(&spec["serviceAccountName"]).is_empty() {
+        "reference service accounts"
+    } else if has_secrets {
+        "reference secrets"
+    } else if sources.any(|source| source["serviceAccountToken"].is_object()) {
+        "use ServiceAccountToken volume projections"
+    } else {
+        return Ok(());
+    };
+    Err(format!("a mirror pod may not {fault}"))
 }
 
 /// The pod's account, which it is given when it names none.

@@ -4,7 +4,8 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::PODS_TOKEN_EXPIRATION;
-use crate::admission::core;
+use crate::admission::{core, node_restriction};
+use crate::auth::{self, User};
 use crate::facts::Resource;
 use crate::object;
 use crate::operations::Api;
@@ -43,12 +44,12 @@ struct Bound {
 }
 
 impl Api {
-    /// Answers a TokenRequest for the account `namespace`/`name`. Returns it with its token, and
+    /// Answers a TokenRequest for the account `namespace`/`name`, if the caller may have it. Returns it with its token, and
     /// warnings for the client.
     pub(crate) async fn request_token(
         &self,
-        namespace: &str,
-        name: &str,
+        user: &User,
+        (namespace, name): (&str, &str),
         mut request: Value,
     ) -> Result<(Value, Vec<String>), StatusError> {
         for (field, own) in [("name", name), ("namespace", namespace)] {
@@ -59,7 +60,19 @@ impl Api {
                 return Err(invalid(name, &format!("metadata.{field}"), &given, &why));
             }
         }
-        let account = self.registry.get(core("serviceaccounts")?, namespace, name).await?;
+        let accounts = core("serviceaccounts")?;
+        if let Some(node) = auth::node_name(user) {
+            let caller = (user, node);
+            node_restriction::admit_token_request(
+                self,
+                caller,
+                accounts,
+                (namespace, name),
+                &request,
+            )
+            .await?;
+        }
+        let account = self.registry.get(accounts, namespace, name).await?;
         let given = object::uid(&request);
         if !given.is_empty() && given != object::uid(&account) {
             let why = format!(
