@@ -46,14 +46,15 @@ async fn follow(api: &Api) -> Result<(), StatusError> {
 
 /// Brings every such role up to date once.
 pub(super) async fn sweep(api: &Api) -> Result<(), StatusError> {
-    let roles = api.list_all(resource("clusterroles")?, "").await?;
-    for role in roles.iter().filter(|role| role["aggregationRule"].is_object()) {
-        let rules = rules(role, &roles);
-        if same(&rules, &role["rules"]) {
-            continue;
-        }
-        let change = |role: &mut Value| {
-            role["rules"] = rules.clone();
+    let had = api.list_all(resource("clusterroles")?, "").await?;
+    let mut roles = had.clone();
+    complete(&mut roles);
+    for (role, had) in roles.iter().zip(&had).filter(|(role, had)| role != had) {
+        let change = |current: &mut Value| {
+            // Somebody else may have made it another one meanwhile.
+            if current["aggregationRule"] == had["aggregationRule"] {
+                current["rules"] = role["rules"].clone();
+            }
             Ok(())
         };
         match api.amend(resource("clusterroles")?, "", object::name(role), change).await {
@@ -64,8 +65,29 @@ pub(super) async fn sweep(api: &Api) -> Result<(), StatusError> {
     Ok(())
 }
 
+/// Gives each role that is made of others their rules. Those may be made of others in turn, so it
+/// goes on until nothing changes, which takes as many rounds as there are roles at most.
+pub(super) fn complete(roles: &mut [Value]) {
+    for _ in 0..roles.len() {
+        let mut is_done = true;
+        for i in 0..roles.len() {
+            if !roles[i]["aggregationRule"].is_object() {
+                continue;
+            }
+            let rules = rules(&roles[i], roles);
+            if !same(&rules, &roles[i]["rules"]) {
+                roles[i]["rules"] = rules;
+                is_done = false;
+            }
+        }
+        if is_done {
+            return;
+        }
+    }
+}
+
 /// The rules of all roles (sorted by name) that the role's selectors match, each once.
-pub(super) fn rules(role: &Value, roles: &[Value]) -> Value {
+fn rules(role: &Value, roles: &[Value]) -> Value {
     let mut rules: Vec<&Value> = Vec::new();
     for selector in items(&role["aggregationRule"]["clusterRoleSelectors"]) {
         let Ok(selector) = LabelSelector::of(selector) else { continue };
