@@ -309,6 +309,7 @@ async fn a_probe_that_waits_takes_little_room() {
         results: watch::Sender::default(),
         subject: Arc::new(subject),
         kind: ProbeKind::Liveness,
+        metrics: Metrics::new(&Registry::default()),
     };
     let size = size_of_val(&task.run(Duration::ZERO));
     assert!(size <= 1024, "{size} bytes");
