@@ -1,6 +1,7 @@
 //! Longshore, a Kubernetes node: kubelet and kube-proxy in one daemon.
 
 pub mod admission;
+pub mod certificates;
 pub mod client;
 pub mod config;
 pub mod desired;

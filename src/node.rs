@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::admission::{self, Admission};
+use crate::certificates::{self, BootstrapError, ClientCertificate, StoreError};
 use crate::client::{self, ClientError, Limits};
 use crate::config::{Config, KUBERNETES_VERSION};
 use crate::desired::{self, Desired};
@@ -63,6 +64,12 @@ pub enum Error {
     /// The way to the apiserver is not known.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// There is no credential for the apiserver, nor a way to one.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
+    /// The certificate of the server has no place.
+    #[error(transparent)]
+    Certificates(#[from] StoreError),
     /// The node has no address.
     #[error(transparent)]
     Address(#[from] registration::AddressError),
@@ -121,10 +128,18 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // the apiserver, if there is one, and the recorder of events
     let limits = |qps, burst| Limits { qps, burst, timeout: API_TIMEOUT };
     let once = config.kubelet.run_once;
-    let kubeconfig = config.kubeconfig.as_ref().filter(|_| !once);
-    let connect = async |qps, burst| match kubeconfig {
-        Some(path) => {
-            client::connect(path, limits(qps, burst), metrics.rest_client.clone()).await.map(Some)
+    let mut certificate = match once {
+        true => None,
+        false => ClientCertificate::prepare(&config, limits(0, 0), &metrics)?,
+    };
+    if let Some(keeper) = certificate.as_mut().and_then(|one| one.keeper.take()) {
+        rooms.open(keeper.run());
+    }
+    let credentials = certificate.as_ref().map(|one| &one.credentials);
+    let connect = async |qps, burst| match credentials {
+        Some(credentials) => {
+            let (limits, metrics) = (limits(qps, burst), metrics.rest_client.clone());
+            client::connect(credentials, limits, metrics).await.map(Some)
         }
         None => Ok(None),
     };
@@ -203,6 +218,11 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         let node = registration.node();
         let api = kube::Api::all(client.clone());
         told = Some(admission::Told { node: node.clone(), api });
+        if config.kubelet.enable_server && config.kubelet.server_tls_bootstrap {
+            let told = metrics.certificates.clone();
+            let (client, node) = (client.clone(), node.clone());
+            rooms.open(certificates::keep_serving(&config, client, node, told)?);
+        }
         let name = config.node_name.clone();
         rooms.open(sources::watch_pods(client.clone(), name, node.clone(), updates));
         rooms.open(registration.run());
