@@ -10,6 +10,7 @@ mod files;
 pub mod gc;
 pub mod handlers;
 pub mod health;
+pub mod logs;
 pub mod node;
 pub mod objects;
 pub mod observe;

@@ -25,6 +25,7 @@ use crate::eviction;
 use crate::gc;
 use crate::handlers::Handlers;
 use crate::health;
+use crate::logs::rotation;
 use crate::objects::Objects;
 use crate::observe::{self, Observer};
 use crate::oom;
@@ -289,13 +290,15 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         rooms.open(eviction::run(config.clone(), eviction));
         rooms.open(collectors.containers.run());
         rooms.open(collectors.images.run());
-        let view = View::new(desired.clone(), status.clone(), observer, pool.pulse());
+        let view = View::new(desired.clone(), status.clone(), observer.clone(), pool.pulse());
         let view = Arc::new(view);
         if let Some(watchdog) = watchdog {
             let view = Arc::clone(&view);
             rooms.open(watchdog.answer(move || view.healthy()));
         }
         rooms.open(oom::watch(recorder.clone(), config.node_name.clone()));
+        let policy = rotation::Policy::new(&config);
+        rooms.open(rotation::run(runtime.clone(), observer.clone(), policy));
         let server = Server::bind(&config, &addresses, client.as_ref(), view, runtime).await?;
         rooms.open(server.run());
     }
