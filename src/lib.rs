@@ -1,6 +1,7 @@
 //! Longshore, a Kubernetes node: kubelet and kube-proxy in one daemon.
 
 pub mod admission;
+pub mod certificates;
 pub mod client;
 pub mod config;
 pub mod desired;
@@ -11,6 +12,7 @@ pub mod gc;
 pub mod handlers;
 pub mod health;
 pub mod logs;
+pub mod metrics;
 pub mod node;
 pub mod objects;
 pub mod observe;

@@ -29,6 +29,7 @@ struct OnePod {
     log: PathBuf,
     running: watch::Sender<bool>,
     healthy: AtomicBool,
+    metrics: Metrics,
 }
 
 impl Host for OnePod {
@@ -54,6 +55,10 @@ impl Host for OnePod {
         assert_eq!(id, "abc");
         let mut running = self.running.subscribe();
         Box::pin(async move { drop(running.wait_for(|running| !*running).await) })
+    }
+
+    fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     fn healthy(&self) -> Result<(), String> {
@@ -192,6 +197,7 @@ async fn setup(more: &[&str], allowed: &[(&str, &str)]) -> Setup {
         log: pki.path("0.log"),
         running: watch::Sender::new(true),
         healthy: AtomicBool::new(true),
+        metrics: Metrics::new("node"),
     });
     fs::write(&host.log, "2024-01-01T00:00:00Z stdout F one\n2024-01-01T00:00:01Z stderr F two\n")
         .unwrap();
