@@ -44,8 +44,8 @@ struct Bound {
 }
 
 impl Api {
-    /// Answers a TokenRequest for the account `namespace`/`name`, if the caller may have it. Returns it with its token, and
-    /// warnings for the client.
+    /// Answers a TokenRequest for the account `namespace`/`name`, if the caller may have it.
+    /// Returns it with its token, and warnings for the client.
     pub(crate) async fn request_token(
         &self,
         user: &User,

@@ -8,6 +8,8 @@
     clippy::panic
 )]
 
+pub mod tokens;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
