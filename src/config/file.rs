@@ -53,7 +53,7 @@ impl FileError {
         move |source| Self::Read { path: path.to_owned(), source }
     }
 
-    fn invalid(path: &Path, reason: impl ToString) -> Self {
+    pub(super) fn invalid(path: &Path, reason: impl ToString) -> Self {
         Self::Invalid { path: path.to_owned(), reason: reason.to_string() }
     }
 }
@@ -97,6 +97,11 @@ fn conf_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
 
 /// Reads one file into a tree whose every field is known and well typed.
 fn read(path: &Path) -> Result<Value, FileError> {
+    parse(&read_text(path)?).map_err(|reason| FileError::invalid(path, reason))
+}
+
+/// Reads a file that claims to be a configuration.
+pub(super) fn read_text(path: &Path) -> Result<String, FileError> {
     let size = fs::metadata(path).map_err(FileError::read(path))?.len();
     if size > MAX_BYTES {
         return Err(FileError::invalid(
@@ -104,19 +109,22 @@ fn read(path: &Path) -> Result<Value, FileError> {
             format!("{size} bytes are more than a configuration may have"),
         ));
     }
-    let text = fs::read_to_string(path).map_err(FileError::read(path))?;
-    parse(&text).map_err(|reason| FileError::invalid(path, reason))
+    fs::read_to_string(path).map_err(FileError::read(path))
 }
 
-fn parse(text: &str) -> Result<Value, String> {
+/// The tree of values that a text of YAML or JSON stands for.
+pub(super) fn parse_tree(text: &str) -> Result<Value, String> {
     if text.trim().is_empty() {
         return Err("the file is empty".to_owned());
     }
     let mut options = serde_saphyr::options! { with_snippet: false };
     // aliases are a rarity in a configuration: enough for honest ones, too few for a bomb
     options.alias_limits.max_total_replayed_events = 10_000;
-    let mut tree: Value =
-        serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())?;
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())
+}
+
+fn parse(text: &str) -> Result<Value, String> {
+    let mut tree = parse_tree(text)?;
     let Value::Object(fields) = &mut tree else {
         return Err(format!("expected a {KIND} object"));
     };
@@ -148,7 +156,7 @@ fn prune_nulls(tree: &mut Value) {
 }
 
 /// Decodes a tree; an error begins with the path of the field at fault.
-fn decode<T: DeserializeOwned>(tree: Value) -> Result<T, String> {
+pub(super) fn decode<T: DeserializeOwned>(tree: Value) -> Result<T, String> {
     serde_path_to_error::deserialize(tree).map_err(|error| {
         let path = error.path().to_string();
         let reason = error.into_inner().to_string();
