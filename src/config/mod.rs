@@ -30,6 +30,7 @@ use self::flags::KUBELET_FLAGS;
 pub use self::gates::FeatureGates;
 pub use self::kubelet::*;
 use self::pflag::{Flag, Parsed};
+pub(crate) use self::proxy::banner as proxy_banner;
 pub use self::proxy::{ProxyConfig, ProxyTask};
 pub use self::quantities::Reserved;
 

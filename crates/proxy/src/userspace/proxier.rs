@@ -83,6 +83,7 @@ impl Relays {
             triggers: changes.triggers.into_iter().collect(),
             warnings: changes.warnings,
             stale_flows: 0,
+            flows_duration: None,
         })
     }
 
