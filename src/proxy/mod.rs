@@ -20,6 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use kube::Client;
 use longshore_proxy::apply::{self, Limits};
 use longshore_proxy::sysctl;
@@ -125,7 +126,7 @@ pub(crate) async fn beside_kubelet(
             _ => client::connect(&config).await,
         };
         let result = match client {
-            Ok(client) => serve(&config, client, false).await,
+            Ok(client) => serve(&config, client, false).boxed().await,
             Err(error) => Err(error.into()),
         };
         if let Err(error) = result {

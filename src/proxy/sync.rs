@@ -68,17 +68,17 @@ pub(super) async fn work(
         info!("services and endpoints are known");
         let about = node_reference(&config.node_name);
         recorder.event(about, EventType::Normal, "Starting", "Starting kube-proxy.");
-        let syncs = proxy.engines.iter().map(|engine| proxy.follow(engine, periods));
+        let syncs = proxy.engines.iter().map(|engine| proxy.follow(engine, periods).boxed());
         let watches = proxy.engines.iter().zip(&tables).map(|(engine, tables)| {
-            apply::watch(tables, max, || engine.resync())
+            apply::watch(tables, max, || engine.resync()).boxed()
         });
         tokio::join!(join_all(syncs), join_all(watches));
     };
     tokio::select! {
         error = proxy.serve() => Err(error.into()),
         () = follow => Ok(()),
-        () = watches::services(client.clone(), &proxy, listed_services) => Ok(()),
-        () = watches::endpoints(client, &proxy, listed_endpoints) => Ok(()),
+        () = watches::services(client.clone(), &proxy, listed_services).boxed() => Ok(()),
+        () = watches::endpoints(client, &proxy, listed_endpoints).boxed() => Ok(()),
         () = proxy.follow_node() => Ok(()),
     }
 }
@@ -128,18 +128,15 @@ impl Proxy<'_> {
 
     /// Syncs an engine at its pace.
     async fn follow(&self, engine: &Engine, periods: Periods) {
-        let mut ports = HealthPorts::new(self.health.clone());
-        let name = engine.family().as_str();
-        pacer::run(name, periods, engine.changes(), async |reason| {
-            self.sync(engine, &mut ports, reason).await
-        })
-        .await;
+        let ports = Mutex::new(HealthPorts::new(self.health.clone()));
+        let sync = |reason| self.sync(engine, &ports, reason).boxed();
+        pacer::run(engine.family().as_str(), periods, engine.changes(), sync).await;
     }
 
     async fn sync(
         &self,
         engine: &Engine,
-        ports: &mut HealthPorts,
+        ports: &Mutex<HealthPorts>,
         reason: Reason,
     ) -> Result<(), Failed> {
         self.follow_machine();
@@ -158,7 +155,11 @@ impl Proxy<'_> {
             let machine = self.machine.lock().unwrap_or_else(PoisonError::into_inner);
             self.config.settings.settings(synced.family, &machine)
         };
-        for error in ports.set(&engine.health_checks(), &settings) {
+        let errors = {
+            let mut ports = ports.lock().unwrap_or_else(PoisonError::into_inner);
+            ports.set(&engine.health_checks(), &settings)
+        };
+        for error in errors {
             warn!(%error, "no health checks");
             let about = reference("Service", &error.service.namespace, &error.service.name);
             let reason = "FailedToStartServiceHealthcheck";
