@@ -20,8 +20,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(Command::Write { path, text }) => report(
-            std::fs::write(&path, text)
-                .with_context(|| format!("cannot write {}", path.display())),
+            std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display())),
         ),
         Ok(Command::Kubelet(config)) => {
             let verbosity = config.kubelet.logging.verbosity;

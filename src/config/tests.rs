@@ -449,7 +449,12 @@ fn the_program_name_chooses_the_role() {
     );
     let proxy = |args: &[&str]| matches!(run(args), Ok(Command::Proxy(..)));
     assert!(proxy(&["/usr/local/bin/kube-proxy"]) && proxy(&["longshore", "proxy"]));
-    let beside = |role: &str| match run(&["longshore", role, "--fail-cgroupv1=false", "--hostname-override=a"]) {
+    let beside = |role: &str| match run(&[
+        "longshore",
+        role,
+        "--fail-cgroupv1=false",
+        "--hostname-override=a",
+    ]) {
         Ok(Command::Kubelet(config)) => config.proxy.map(|proxy| proxy.node_name),
         other => panic!("{other:?}"),
     };

@@ -54,8 +54,7 @@ impl Metrics {
         let slis = Registry::default();
         watch_process(&registry, tokio::runtime::Handle::current());
         let platform = format!("linux/{}", go_arch());
-        let version =
-            Version { kubernetes: KUBERNETES_VERSION, commit: "", platform: &platform };
+        let version = Version { kubernetes: KUBERNETES_VERSION, commit: "", platform: &platform };
         tell_version(&registry, version);
         let durations = || Buckets::exponential(0.001, 2.0, 15);
         let duration = |name, help| registry.histograms(name, help, FAMILY, durations());

@@ -84,11 +84,7 @@ pub(super) async fn set_up(
 }
 
 /// What of the machine follows the node's object and its interfaces.
-pub(super) fn follow_node(
-    machine: &mut Machine,
-    settings: &KubeProxyConfiguration,
-    own: &OwnNode,
-) {
+pub(super) fn follow_node(machine: &mut Machine, settings: &KubeProxyConfiguration, own: &OwnNode) {
     machine.node_ips.clone_from(&own.ips);
     machine.pod_cidrs.clone_from(&own.pod_cidrs);
     // Asked for only where it matters.

@@ -4,8 +4,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures::future::{join_all, select_all};
 use futures::FutureExt;
+use futures::future::{join_all, select_all};
 use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use kube::Client;
 use longshore_proxy::apply;
@@ -69,9 +69,11 @@ pub(super) async fn work(
         let about = node_reference(&config.node_name);
         recorder.event(about, EventType::Normal, "Starting", "Starting kube-proxy.");
         let syncs = proxy.engines.iter().map(|engine| proxy.follow(engine, periods).boxed());
-        let watches = proxy.engines.iter().zip(&tables).map(|(engine, tables)| {
-            apply::watch(tables, max, || engine.resync()).boxed()
-        });
+        let watches = proxy
+            .engines
+            .iter()
+            .zip(&tables)
+            .map(|(engine, tables)| apply::watch(tables, max, || engine.resync()).boxed());
         tokio::join!(join_all(syncs), join_all(watches));
     };
     tokio::select! {

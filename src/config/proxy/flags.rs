@@ -52,10 +52,7 @@ pub(super) static PROXY_FLAGS: &[Flag<ProxyFlags>] = &[
     twin("metrics-port", Int(|s| &mut s.metrics_port)),
     twin("bind-address-hard-fail", Bool(|s| &mut s.proxy.bind_address_hard_fail)),
     twin("profiling", Bool(|s| &mut s.proxy.enable_profiling)),
-    twin(
-        "show-hidden-metrics-for-version",
-        Text(|s| &mut s.proxy.show_hidden_metrics_for_version),
-    ),
+    twin("show-hidden-metrics-for-version", Text(|s| &mut s.proxy.show_hidden_metrics_for_version)),
     twin("proxy-mode", Text(|s| &mut s.mode)),
     twin("iptables-masquerade-bit", Int(|s| &mut s.proxy.iptables.masquerade_bit)),
     twin("masquerade-all", Bool(|s| &mut s.proxy.iptables.masquerade_all)),

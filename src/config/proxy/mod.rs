@@ -114,9 +114,11 @@ pub(super) fn command(args: &[String]) -> Result<Command, ConfigError> {
     let settings = match &file {
         Some(file) => {
             let settings = read(file, &mut notes)?;
-            notes.extend(parsed.deprecated().map(|flag| {
-                format!("--{flag} is void: {} holds", file.display())
-            }));
+            notes.extend(
+                parsed
+                    .deprecated()
+                    .map(|flag| format!("--{flag} is void: {} holds", file.display())),
+            );
             flags.logging = logging(&settings.logging, file)?;
             parsed.apply(&mut flags).map_err(ConfigError::CommandLine)?;
             settings
@@ -190,7 +192,8 @@ fn checked(
     let mut errors = settings.faults();
     if task != ProxyTask::CleanUp && matches!(settings.mode, Mode::Ipvs | Mode::NfTables) {
         let mode = serde_json::to_value(settings.mode).unwrap_or_default();
-        errors.push(format!("mode: {mode} is not one of longshore's: it has iptables and userspace"));
+        errors
+            .push(format!("mode: {mode} is not one of longshore's: it has iptables and userspace"));
     }
     let gates = FeatureGates::new(&settings.feature_gates).unwrap_or_else(|faults| {
         errors.extend(faults);

@@ -65,7 +65,8 @@ fn a_file_makes_flags_void_but_a_few() {
         "{HEAD}mode: iptables\nhostnameOverride: from-file\nnoSuchField: 1\nlogging: {{verbosity: 2}}\n"
     ));
     let path = format!("--config={}", file.path().display());
-    let config = proxy(&[&path, "--proxy-mode=userspace", "--oom-score-adj=1", "--master=https://m"]);
+    let config =
+        proxy(&[&path, "--proxy-mode=userspace", "--oom-score-adj=1", "--master=https://m"]);
     assert_eq!((config.settings.mode, config.settings.oom_score_adj), (Mode::IpTables, -999));
     assert_eq!((config.node_name.as_str(), config.verbosity), ("from-file", 2));
     assert_eq!(config.master.as_deref(), Some("https://m"));
@@ -87,7 +88,9 @@ fn what_the_proxy_is_started_for() {
     assert_eq!(task(&["--cleanup", "--proxy-mode=ipvs"]), ProxyTask::CleanUp);
     assert_eq!(task(&["--init-only"]), ProxyTask::Init);
     assert!(matches!(run(&["--version"]), Ok(Command::Print(text)) if text.contains("v1.36")));
-    assert!(matches!(run(&["--help"]), Ok(Command::Print(text)) if text.contains("--cluster-cidr")));
+    assert!(
+        matches!(run(&["--help"]), Ok(Command::Print(text)) if text.contains("--cluster-cidr"))
+    );
 }
 
 #[test]

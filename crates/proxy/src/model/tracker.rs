@@ -170,8 +170,7 @@ impl Tracker {
             objects.trigger = Some(objects.trigger.map_or(trigger, |oldest| oldest.min(trigger)));
         }
         complaints.tell(&mut self.warnings);
-        self.dirty.insert(service);
-        true
+        self.mark(service) | moved
     }
 
     /// A slice is gone. Whether there is something to do.
@@ -287,8 +286,17 @@ impl Tracker {
             objects.trigger = None;
         }
         self.forget_empty(&service);
-        self.dirty.insert(service);
-        true
+        self.mark(service)
+    }
+
+    /// Endpoints of a service changed. Nothing to do while there is no such service: a sync now
+    /// would only delay the one that is wanted when it comes.
+    fn mark(&mut self, service: ServiceName) -> bool {
+        let known = self.objects.get(&service).is_some_and(|objects| objects.spec.is_some());
+        if known {
+            self.dirty.insert(service);
+        }
+        known
     }
 
     fn slices_of(&self, service: &ServiceName) -> Vec<SliceName> {

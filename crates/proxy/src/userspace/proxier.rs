@@ -66,8 +66,7 @@ impl Relays {
         for error in relays.set(ports) {
             warn!(%family, %error, "a service has no relay");
         }
-        let failed =
-            |source| Failed { family, full: true, duration: began.elapsed(), source };
+        let failed = |source| Failed { family, full: true, duration: began.elapsed(), source };
         relays.apply(&self.iptables).await.map_err(failed)?;
         Ok(Synced {
             family,
