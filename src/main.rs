@@ -35,9 +35,7 @@ fn main() -> ExitCode {
 }
 
 async fn node_with(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
-    config.deprecated_flags.iter().for_each(|flag| {
-        tracing::info!(flag, "this flag works, but belongs in the configuration file");
-    });
+    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     Ok(node::run(config, stop).await?)
 }
 

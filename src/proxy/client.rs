@@ -2,15 +2,16 @@
 //!
 //! Current limitations: with `--master`, and in a pod, certificates in files are read once (tokens
 //! are followed), and `clientConnection.qps` and `burst` do not hold: there are three watches and
-//! few events. `contentType` is JSON, whatever is asked for.
+//! few events; nor are its requests counted (`rest_client_*`). `contentType` is JSON, whatever is asked for.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
+use longshore_metrics::RestClient;
 
-use crate::client::{self, ClientError, Limits};
+use crate::client::{self, ClientError, Credentials, Limits};
 use crate::config::ProxyConfig;
 
 /// How long the apiserver may take to begin an answer.
@@ -48,14 +49,16 @@ pub(super) fn kubeconfig(config: &ProxyConfig) -> Option<&Path> {
 }
 
 /// A client as the settings have it. Nothing is sent yet.
-pub(super) async fn connect(config: &ProxyConfig) -> Result<Client, Error> {
+pub(super) async fn connect(config: &ProxyConfig, told: RestClient) -> Result<Client, Error> {
     let connection = &config.settings.client_connection;
     // part of a request a second is one; a negative number is no limit
     #[allow(clippy::cast_possible_truncation, reason = "it saturates")]
     let qps = connection.qps.max(0.0).ceil() as i32;
     let limits = Limits { qps, burst: connection.burst, timeout: TIMEOUT };
     let mut ours = match (kubeconfig(config), &config.master) {
-        (Some(path), None) => return Ok(client::connect(path, limits).await?),
+        (Some(path), None) => {
+            return Ok(client::connect(&Credentials::of(path), limits, told).await?);
+        }
         (Some(path), Some(_)) => {
             let error = |source| Error::Read { path: path.to_owned(), source: Box::new(source) };
             let kubeconfig = Kubeconfig::read_from(path).map_err(error)?;

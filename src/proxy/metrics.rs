@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use longshore_metrics::{
-    Buckets, Counter, Family as Series, Gauge, Healthchecks, Histogram, Registry, Version,
-    tell_version, watch_process,
+    Buckets, Counter, Family as Series, Gauge, Healthchecks, Histogram, Registry, RestClient,
+    Version, tell_version, watch_process,
 };
 use longshore_proxy::Family;
 use longshore_proxy::proxier::{Failed, Rules, Synced};
@@ -19,6 +19,7 @@ pub(super) struct Metrics {
     pub(super) registry: Registry,
     /// The page `/metrics/slis`.
     pub(super) slis: Registry,
+    pub(super) rest_client: RestClient,
     checks: Healthchecks,
     sync: Series<Histogram, 1>,
     full: Series<Histogram, 1>,
@@ -150,6 +151,7 @@ impl Metrics {
                 "Cumulative proxy livez HTTP status",
                 ["code"],
             ),
+            rest_client: RestClient::new(&registry),
             checks: Healthchecks::new(&slis),
             registry,
             slis,

@@ -29,6 +29,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use self::metrics::Metrics;
 use crate::config::{ProxyConfig, ProxyTask};
 use crate::events::Recorder;
 
@@ -85,14 +86,15 @@ pub async fn run(
     if task == ProxyTask::CleanUp {
         return Ok(apply::cleanup(Limits::default()).await?);
     }
-    let client = client::connect(&config).await?;
+    let metrics = Metrics::new();
+    let client = client::connect(&config, metrics.rest_client.clone()).await?;
     crate::node::set_oom_score(config.settings.oom_score_adj);
     let work = async {
         match (&config.file, task) {
-            (_, ProxyTask::Init) => serve(&config, client, true).await,
-            (None, _) => serve(&config, client, false).await,
+            (_, ProxyTask::Init) => serve(&config, &metrics, client, true).await,
+            (None, _) => serve(&config, &metrics, client, false).await,
             (Some(file), _) => tokio::select! {
-                result = serve(&config, client, false) => result,
+                result = serve(&config, &metrics, client, false) => result,
                 () = changed(file) => Err(Error::Changed(file.display().to_string())),
             },
         }
@@ -113,7 +115,7 @@ pub(crate) async fn beside_kubelet(
     kubeconfig: Option<std::path::PathBuf>,
     shared: Option<Client>,
 ) {
-    let config = Arc::new(config);
+    let (config, metrics) = (Arc::new(config), Metrics::new());
     loop {
         let client = match (client::kubeconfig(&config), &shared) {
             (None, None) => {
@@ -123,10 +125,10 @@ pub(crate) async fn beside_kubelet(
             (own, Some(shared)) if own.is_none() || own == kubeconfig.as_deref() => {
                 Ok(shared.clone())
             }
-            _ => client::connect(&config).await,
+            _ => client::connect(&config, metrics.rest_client.clone()).await,
         };
         let result = match client {
-            Ok(client) => serve(&config, client, false).boxed().await,
+            Ok(client) => serve(&config, &metrics, client, false).boxed().await,
             Err(error) => Err(error.into()),
         };
         if let Err(error) = result {
@@ -137,7 +139,12 @@ pub(crate) async fn beside_kubelet(
 }
 
 /// Sets up, and works until it fails; to set up is all if `init`.
-async fn serve(config: &Arc<ProxyConfig>, client: Client, init: bool) -> Result<(), Error> {
+async fn serve(
+    config: &Arc<ProxyConfig>,
+    metrics: &Metrics,
+    client: Client,
+    init: bool,
+) -> Result<(), Error> {
     info!("{}", crate::config::proxy_banner(config));
     config.notes.iter().for_each(|note| warn!("{note}"));
     let (recorder, written) =
@@ -149,7 +156,7 @@ async fn serve(config: &Arc<ProxyConfig>, client: Client, init: bool) -> Result<
         if init {
             return Ok(());
         }
-        sync::work(config, client.clone(), parts, &recorder).await
+        sync::work(config, metrics, client.clone(), parts, &recorder).await
     };
     let result = tokio::select! {
         result = work => result,

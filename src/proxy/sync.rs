@@ -38,13 +38,14 @@ struct Proxy<'a> {
     machine: Mutex<Machine>,
     node: watch::Receiver<Option<Node>>,
     health: SharedHealth,
-    metrics: Metrics,
+    metrics: &'a Metrics,
     recorder: &'a Recorder,
 }
 
 /// Works until a port that must be open cannot be.
 pub(super) async fn work(
     config: &Arc<ProxyConfig>,
+    metrics: &Metrics,
     client: Client,
     parts: Parts,
     recorder: &Recorder,
@@ -54,7 +55,6 @@ pub(super) async fn work(
     let (engines, tables): (Vec<_>, Vec<_>) = engines.into_iter().unzip();
     let families = engines.iter().map(Engine::family);
     let health = SharedHealth::new(Health::new(max.saturating_mul(2), families, Moment::now()));
-    let metrics = Metrics::new();
     let machine = Mutex::new(machine);
     let proxy = Proxy { config, engines, machine, node, health, metrics, recorder };
 
@@ -112,8 +112,8 @@ impl Proxy<'_> {
     async fn serve(&self) -> server::Error {
         let settings = &self.config.settings;
         let hard = settings.bind_address_hard_fail;
-        let health = server::health_routes(&self.health, &self.metrics);
-        let metrics = server::metrics_routes(self.config, &self.metrics);
+        let health = server::health_routes(&self.health, self.metrics);
+        let metrics = server::metrics_routes(self.config, self.metrics);
         let ports = [
             server::serve(Port::Health, &settings.healthz_bind_address, health, hard).boxed(),
             server::serve(Port::Metrics, &settings.metrics_bind_address, metrics, hard).boxed(),

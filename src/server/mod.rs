@@ -3,12 +3,13 @@
 //!
 //! What the answers are made of is asked of a [`Host`]; nothing else of the daemon is known here.
 //!
-//! Current limitations: of the control plane's port there are logs, commands, port-forwarding, pods
-//! and health; metrics and stats come with their own parts.
+//! Current limitations: of the control plane's port there are logs, commands, port-forwarding, pods,
+//! health and the node's own metrics; stats come with their own parts.
 
 mod auth;
 mod listen;
 mod logs;
+mod metrics;
 mod streaming;
 #[cfg(test)]
 mod tests;
@@ -36,9 +37,11 @@ use tracing::info;
 
 use self::auth::Auth;
 pub use self::auth::NoApiserver;
+pub use self::metrics::Requests;
 use self::tls::Tls;
 pub use self::tls::TlsError;
 use crate::config::Config;
+use crate::metrics::Metrics;
 
 /// What the ports tell of; the rest of the daemon answers.
 pub trait Host: Send + Sync + 'static {
@@ -56,6 +59,9 @@ pub trait Host: Send + Sync + 'static {
 
     /// Whether the container with that id may still write to its log. Cheap; asked each second.
     fn is_running(&self, container_id: &str) -> bool;
+
+    /// What the node tells of itself.
+    fn metrics(&self) -> &Metrics;
 
     /// Whether the daemon's own loops turn; the error says which does not.
     fn healthy(&self) -> Result<(), String>;
@@ -121,10 +127,13 @@ impl Server {
             let router = read_only(Arc::clone(&host))
                 .merge(debugging)
                 .layer(from_fn_with_state(auth, auth::gate));
+            let requests = host.metrics().requests.clone();
+            let router = requests.counted(router, "readwrite");
             ports.push(Port { listener, tls: Some(tls), router });
             if settings.read_only_port != 0 {
                 let listener = listen(&settings.address, settings.read_only_port).await?;
-                ports.push(Port { listener, tls: None, router: read_only(Arc::clone(&host)) });
+                let router = requests.counted(read_only(Arc::clone(&host)), "readonly");
+                ports.push(Port { listener, tls: None, router });
             }
         }
         if settings.healthz_port != 0 {
@@ -172,7 +181,7 @@ fn health(host: Arc<dyn Host>) -> Router {
 
 fn read_only(host: Arc<dyn Host>) -> Router {
     let pods = Router::new().route("/pods", get(pods)).with_state(Arc::clone(&host));
-    health(host).merge(pods)
+    health(Arc::clone(&host)).merge(pods).merge(metrics::routes(host))
 }
 
 /// What stands in for handlers that the settings do not want.

@@ -15,7 +15,7 @@ use serde_json::Value;
 use self::flags::PROXY_FLAGS;
 use super::pflag::Parsed;
 use super::{
-    Command, ConfigError, FeatureGates, FileError, KUBERNETES_VERSION, Logging, file, help_text,
+    Command, ConfigError, FeatureGates, FileError, KUBERNETES_VERSION, Logging, file, help,
     node_name, path, version_text,
 };
 
@@ -98,7 +98,7 @@ pub(super) fn command(args: &[String]) -> Result<Command, ConfigError> {
     if flags.help {
         let about = "kube-proxy: leads packets for services to their endpoints.\n\n\
                      Flags marked (config) are void when --config names a file.";
-        return Ok(Command::Print(help_text("kube-proxy", about, PROXY_FLAGS)));
+        return Ok(Command::Print(help::table("kube-proxy", about, PROXY_FLAGS)));
     }
     if !matches!(flags.version.as_str(), "" | "false") {
         return Ok(Command::Print(version_text(&flags.version)));
@@ -133,7 +133,7 @@ pub(super) fn command(args: &[String]) -> Result<Command, ConfigError> {
     let mut config = checked(settings, &flags.hostname_override, task)?;
     config.master = Some(flags.master).filter(|master| !master.is_empty());
     config.verbosity = flags.logging.verbosity;
-    config.flags = parsed.given().map(|(name, value)| (name.into(), value.into())).collect();
+    config.flags = parsed.values().map(|(name, value)| (name.into(), value.into())).collect();
     config.file = file;
     config.notes = notes;
     Ok(Command::Proxy(Box::new(config), task))
@@ -154,17 +154,19 @@ pub(super) fn beside_kubelet(
 }
 
 fn read(path: &Path, notes: &mut Vec<String>) -> Result<KubeProxyConfiguration, ConfigError> {
-    let tree = file::parse_tree(&file::read_text(path)?)
+    let (tree, faults) = file::parse_tree(&file::read_text(path)?)
         .map_err(|reason| FileError::invalid(path, reason))?;
     let (settings, passed_over) = KubeProxyConfiguration::decode_lenient(tree)
         .map_err(|error| FileError::invalid(path, error))?;
     let file = path.display();
+    notes.extend(faults.into_iter().map(|fault| format!("{file}: {fault}, passed over")));
     notes.extend(passed_over.into_iter().map(|field| format!("{file}: {field}")));
     Ok(settings)
 }
 
 fn logging(tree: &Value, path: &Path) -> Result<Logging, FileError> {
-    file::decode(tree.clone()).map_err(|error| FileError::invalid(path, format!("logging.{error}")))
+    let logging = serde_json::from_value(tree.clone());
+    logging.map_err(|error| FileError::invalid(path, format!("logging: {error}")))
 }
 
 fn from_flags(flags: &ProxyFlags) -> Result<KubeProxyConfiguration, ConfigError> {
