@@ -69,7 +69,9 @@ async fn rules_follow_services_and_outlive_the_proxy() {
 
     it.proxy().daemon().kill().unwrap();
     assert!(KubeProxy::clean_up(&it.host).unwrap());
-    assert_eq!(it.rules(), [""; 0]);
+    // The guard of loopback addresses is the kubelet's too.
+    let left = it.rules();
+    assert!(left.iter().all(|rule| rule.contains("KUBE-FIREWALL")), "{left:?}");
     it.clean_up();
 }
 
