@@ -112,7 +112,7 @@ fn kubelet(args: &[&str]) -> Result<Config, String> {
         .concat();
     match run(&args) {
         Ok(Command::Kubelet(config)) => Ok(*config),
-        Ok(Command::Print(text)) => panic!("printed {text}"),
+        Ok(other) => panic!("{other:?}"),
         Err(error) => Err(error.to_string()),
     }
 }
