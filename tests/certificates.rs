@@ -40,6 +40,7 @@ fn options(config: Value, args: &[String]) -> NodeOptions {
         config: config.as_object().cloned().unwrap(),
         args: args.to_vec(),
         env: vec![("RUST_LOG".to_owned(), "info,longshore=debug".to_owned())],
+        ..NodeOptions::default()
     }
 }
 
