@@ -1,0 +1,113 @@
+//! A family: series of one name, told apart by the values of its labels.
+
+use std::cmp::Ordering;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::text::{Labels, Text};
+use crate::value::Metric;
+
+/// Series of one name with `N` labels each. Clones lead to the same series.
+///
+/// The callers see to it that a label has few values: nothing that comes from outside unread.
+#[derive(Debug)]
+pub struct Family<M: Metric, const N: usize>(Arc<Inner<M, N>>);
+
+#[derive(Debug)]
+struct Inner<M: Metric, const N: usize> {
+    name: &'static str,
+    help: &'static str,
+    labels: [&'static str; N],
+    shape: M::Shape,
+    /// In the order of their values.
+    series: RwLock<Vec<Series<M, N>>>,
+}
+
+#[derive(Debug)]
+struct Series<M, const N: usize> {
+    values: [Box<str>; N],
+    metric: M,
+}
+
+impl<M: Metric, const N: usize> Clone for Family<M, N> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<M: Metric, const N: usize> Family<M, N> {
+    pub(crate) fn new(
+        name: &'static str,
+        help: &'static str,
+        labels: [&'static str; N],
+        shape: M::Shape,
+    ) -> Self {
+        Self(Arc::new(Inner { name, help, labels, shape, series: RwLock::default() }))
+    }
+
+    /// The series with these values, in the order of the labels; it begins when it is first asked
+    /// for, and is on the page from then on.
+    pub fn with(&self, values: [&str; N]) -> M {
+        let found = {
+            let series = self.0.series.read().unwrap_or_else(PoisonError::into_inner);
+            find(&series, values).ok().map(|at| series[at].metric.clone())
+        };
+        found.unwrap_or_else(|| self.begin(values))
+    }
+
+    fn begin(&self, values: [&str; N]) -> M {
+        let mut series = self.0.series.write().unwrap_or_else(PoisonError::into_inner);
+        match find(&series, values) {
+            Ok(at) => series[at].metric.clone(),
+            Err(at) => {
+                let metric = M::new(&self.0.shape);
+                let values = values.map(Box::from);
+                series.insert(at, Series { values, metric: metric.clone() });
+                metric
+            }
+        }
+    }
+
+    /// Takes the series with these values off the page.
+    pub fn remove(&self, values: [&str; N]) {
+        let mut series = self.0.series.write().unwrap_or_else(PoisonError::into_inner);
+        if let Ok(at) = find(&series, values) {
+            series.remove(at);
+        }
+    }
+
+    /// Takes all series off the page but those whose values please `keep`.
+    pub fn retain(&self, mut keep: impl FnMut(&[Box<str>; N]) -> bool) {
+        let mut series = self.0.series.write().unwrap_or_else(PoisonError::into_inner);
+        series.retain(|one| keep(&one.values));
+    }
+}
+
+fn find<M, const N: usize>(series: &[Series<M, N>], values: [&str; N]) -> Result<usize, usize> {
+    series.binary_search_by(|one| {
+        let pairs = one.values.iter().map(Box::as_ref).zip(values);
+        pairs.fold(Ordering::Equal, |order, (a, b): (&str, &str)| order.then_with(|| a.cmp(b)))
+    })
+}
+
+/// What a registry knows of a family.
+pub(crate) trait Page: Send + Sync {
+    fn name(&self) -> &'static str;
+    fn write(&self, text: &mut Text);
+}
+
+impl<M: Metric, const N: usize> Page for Family<M, N> {
+    fn name(&self) -> &'static str {
+        self.0.name
+    }
+
+    fn write(&self, text: &mut Text) {
+        let Inner { name, help, labels, .. } = *self.0;
+        let mut samples = text.family(name, help, M::KIND);
+        let series = self.0.series.read().unwrap_or_else(PoisonError::into_inner);
+        for one in series.iter() {
+            let pairs = labels.into_iter().zip(&one.values);
+            let labels = pairs.fold(Labels::NONE, |all, (name, value)| all.and(name, value));
+            one.metric.write(&labels, &mut samples);
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! What every daemon tells of itself, under the names that all Prometheus clients use.
+
+use procfs::process::{Process, Stat};
+use rustix::process::{Resource, getrlimit};
+use tokio::runtime::Handle;
+
+use crate::Registry;
+use crate::text::{Kind, Labels, Text};
+
+/// Has `registry` tell of this process (`process_*`), and of the tasks of its tokio runtime as
+/// `go_goroutines`: what dashboards have a panel for, and the nearest thing to it here.
+pub fn watch_process(registry: &Registry, runtime: Handle) {
+    let started = Process::myself().and_then(|own| own.stat()).ok().and_then(|stat| start(&stat));
+    registry.collect(move |text| {
+        // what cannot be read now is not told now
+        if let Ok(own) = Process::myself() {
+            if let Ok(stat) = own.stat() {
+                usage(text, &stat);
+            }
+            if let Ok(count) = own.fd_count() {
+                let help = "Open file descriptors.";
+                one(text, "process_open_fds", help, Kind::Gauge, count as f64);
+            }
+        }
+        let files = getrlimit(Resource::Nofile).current;
+        let help = "How many file descriptors may be open.";
+        one(text, "process_max_fds", help, Kind::Gauge, limit(files));
+        if let Some(started) = started {
+            let help = "When the process began, in seconds since 1970.";
+            one(text, "process_start_time_seconds", help, Kind::Gauge, started);
+        }
+        let tasks = runtime.metrics().num_alive_tasks();
+        let help = "Tasks that are alive: what goroutines are to a daemon in Go.";
+        one(text, "go_goroutines", help, Kind::Gauge, tasks as f64);
+    });
+}
+
+fn usage(text: &mut Text, stat: &Stat) {
+    let ticks = (stat.utime + stat.stime) as f64;
+    let help = "CPU time spent, in seconds.";
+    let seconds = ticks / procfs::ticks_per_second() as f64;
+    one(text, "process_cpu_seconds_total", help, Kind::Counter, seconds);
+    let resident = stat.rss as f64 * procfs::page_size() as f64;
+    let help = "Resident memory, in bytes.";
+    one(text, "process_resident_memory_bytes", help, Kind::Gauge, resident);
+    let help = "Virtual memory, in bytes.";
+    one(text, "process_virtual_memory_bytes", help, Kind::Gauge, stat.vsize as f64);
+    let help = "How much virtual memory there may be, in bytes.";
+    let space = limit(getrlimit(Resource::As).current);
+    one(text, "process_virtual_memory_max_bytes", help, Kind::Gauge, space);
+}
+
+/// In seconds since 1970.
+fn start(stat: &Stat) -> Option<f64> {
+    let boot = procfs::boot_time_secs().ok()?;
+    Some(boot as f64 + stat.starttime as f64 / procfs::ticks_per_second() as f64)
+}
+
+/// No limit is the greatest there can be, as in other clients.
+fn limit(limit: Option<u64>) -> f64 {
+    limit.unwrap_or(u64::MAX) as f64
+}
+
+fn one(text: &mut Text, name: &str, help: &str, kind: Kind, value: f64) {
+    text.family(name, help, kind).add(&Labels::NONE, value);
+}

@@ -1,0 +1,115 @@
+//! All that one endpoint tells.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::family::{Family, Page};
+use crate::text::Text;
+use crate::value::{Buckets, Counter, Gauge, Histogram, Metric};
+
+/// Families, and what is asked when somebody scrapes. Clones are the same registry.
+///
+/// A name is registered once in a registry.
+#[derive(Clone, Default)]
+pub struct Registry(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    pages: Mutex<Vec<Box<dyn Page>>>,
+    collectors: Mutex<Vec<Collector>>,
+    /// How long the last page was: the next will be about that long.
+    length: AtomicUsize,
+}
+
+type Collector = Box<dyn Fn(&mut Text) + Send + Sync>;
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = locked(&self.0.pages).iter().map(|page| page.name()).collect();
+        f.debug_tuple("Registry").field(&names).finish()
+    }
+}
+
+impl Registry {
+    /// A counter without labels.
+    pub fn counter(&self, name: &'static str, help: &'static str) -> Counter {
+        self.counters(name, help, []).with([])
+    }
+
+    /// Counters by those labels.
+    pub fn counters<const N: usize>(
+        &self,
+        name: &'static str,
+        help: &'static str,
+        labels: [&'static str; N],
+    ) -> Family<Counter, N> {
+        self.register(Family::new(name, help, labels, ()))
+    }
+
+    /// A gauge without labels; it is 0 until it is set.
+    pub fn gauge(&self, name: &'static str, help: &'static str) -> Gauge {
+        self.gauges(name, help, []).with([])
+    }
+
+    /// Gauges by those labels.
+    pub fn gauges<const N: usize>(
+        &self,
+        name: &'static str,
+        help: &'static str,
+        labels: [&'static str; N],
+    ) -> Family<Gauge, N> {
+        self.register(Family::new(name, help, labels, ()))
+    }
+
+    /// A histogram without labels.
+    pub fn histogram(&self, name: &'static str, help: &'static str, buckets: Buckets) -> Histogram {
+        self.histograms(name, help, [], buckets).with([])
+    }
+
+    /// Histograms by those labels.
+    pub fn histograms<const N: usize>(
+        &self,
+        name: &'static str,
+        help: &'static str,
+        labels: [&'static str; N],
+        buckets: Buckets,
+    ) -> Family<Histogram, N> {
+        self.register(Family::new(name, help, labels, buckets))
+    }
+
+    /// Has `collector` write, at each scrape, what is known without being counted. It must be
+    /// quick, and its families must have no other source.
+    pub fn collect(&self, collector: impl Fn(&mut Text) + Send + Sync + 'static) {
+        locked(&self.0.collectors).push(Box::new(collector));
+    }
+
+    /// The page: families in the order of their names, then what collectors write.
+    pub fn text(&self) -> String {
+        let expected = self.0.length.load(Ordering::Relaxed);
+        let mut text = Text::with_capacity(expected + expected / 8);
+        for page in locked(&self.0.pages).iter() {
+            page.write(&mut text);
+        }
+        for collector in locked(&self.0.collectors).iter() {
+            collector(&mut text);
+        }
+        let page = text.finish();
+        self.0.length.store(page.len(), Ordering::Relaxed);
+        page
+    }
+
+    fn register<M: Metric, const N: usize>(&self, family: Family<M, N>) -> Family<M, N> {
+        let mut pages = locked(&self.0.pages);
+        let place = pages.binary_search_by_key(&family.name(), |page| page.name());
+        debug_assert!(place.is_err(), "{} is registered twice", family.name());
+        if let Err(place) = place {
+            pages.insert(place, Box::new(family.clone()));
+        }
+        family
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

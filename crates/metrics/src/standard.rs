@@ -1,0 +1,120 @@
+//! What all components of Kubernetes tell under the same names.
+
+use std::time::Duration;
+
+use crate::Registry;
+use crate::family::Family;
+use crate::value::{Buckets, Counter, Gauge, Histogram};
+
+/// The version that a component is compatible with, and what it was built as.
+#[derive(Debug, Clone, Copy)]
+pub struct Version<'a> {
+    /// Of Kubernetes, such as `v1.36.1`.
+    pub kubernetes: &'a str,
+    /// The commit of the build; may be empty.
+    pub commit: &'a str,
+    /// Such as `linux/amd64`.
+    pub platform: &'a str,
+}
+
+/// Tells the version, as `kubernetes_build_info`.
+pub fn tell_version(registry: &Registry, version: Version<'_>) {
+    let (major, rest) =
+        version.kubernetes.trim_start_matches('v').split_once('.').unwrap_or_default();
+    let (minor, _) = rest.split_once('.').unwrap_or((rest, ""));
+    let labels = [
+        "build_date",
+        "compiler",
+        "git_commit",
+        "git_tree_state",
+        "git_version",
+        "go_version",
+        "major",
+        "minor",
+        "platform",
+    ];
+    let help = "Always 1; the labels tell the version this is compatible with, and the build.";
+    let values =
+        ["", "rustc", version.commit, "", version.kubernetes, "", major, minor, version.platform];
+    registry.gauges("kubernetes_build_info", help, labels).with(values).set(1.0);
+}
+
+/// What the clients of an apiserver did: `rest_client_*`.
+#[derive(Debug, Clone)]
+pub struct RestClient {
+    requests: Family<Counter, 3>,
+    duration: Family<Histogram, 2>,
+    waited: Family<Histogram, 2>,
+}
+
+impl RestClient {
+    /// Registers the families; all clients of a daemon share them.
+    pub fn new(registry: &Registry) -> Self {
+        let buckets =
+            Buckets::of(&[0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0]);
+        Self {
+            requests: registry.counters(
+                "rest_client_requests_total",
+                "Requests to the apiserver by the status that came back, method and host.",
+                ["code", "method", "host"],
+            ),
+            duration: registry.histograms(
+                "rest_client_request_duration_seconds",
+                "How long answers of the apiserver took, in seconds, by verb and host.",
+                ["verb", "host"],
+                buckets.clone(),
+            ),
+            waited: registry.histograms(
+                "rest_client_rate_limiter_duration_seconds",
+                "How long requests waited for the own rate limit, in seconds, by verb and host.",
+                ["verb", "host"],
+                buckets,
+            ),
+        }
+    }
+
+    /// A request is done: its method, the `host:port` it went to, the status of the answer (`None`
+    /// when there was none), and how long it took until that came.
+    pub fn request(&self, method: &str, host: &str, status: Option<u16>, took: Duration) {
+        let code = status.map(|status| status.to_string());
+        self.requests.with([code.as_deref().unwrap_or("<error>"), method, host]).inc();
+        self.duration.with([method, host]).took(took);
+    }
+
+    /// A request has waited that long for its turn before it was sent.
+    pub fn waited(&self, method: &str, host: &str, waited: Duration) {
+        self.waited.with([method, host]).took(waited);
+    }
+}
+
+/// What a component's own health checks found: the page `/metrics/slis`.
+#[derive(Debug, Clone)]
+pub struct Healthchecks {
+    last: Family<Gauge, 2>,
+    all: Family<Counter, 3>,
+}
+
+impl Healthchecks {
+    /// Registers the families.
+    pub fn new(registry: &Registry) -> Self {
+        Self {
+            last: registry.gauges(
+                "kubernetes_healthcheck",
+                "1 if the last check of that name passed, else 0.",
+                ["name", "type"],
+            ),
+            all: registry.counters(
+                "kubernetes_healthchecks_total",
+                "Health checks made, by name and result.",
+                ["name", "type", "status"],
+            ),
+        }
+    }
+
+    /// The check of that name was made for that endpoint (`healthz`, `livez` or `readyz`).
+    pub fn checked(&self, name: &str, endpoint: &str, passed: bool) {
+        let status = if passed { "success" } else { "error" };
+        self.last.with([name, endpoint]).set(if passed { 1.0 } else { 0.0 });
+        self.all.with([name, endpoint, status]).inc();
+    }
+}

@@ -1,0 +1,204 @@
+use std::thread;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::parse::{Page, parse};
+use super::*;
+
+fn read(registry: &Registry) -> Page {
+    let text = registry.text();
+    parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+#[test]
+fn the_page_is_as_the_format_has_it() {
+    let registry = Registry::default();
+    registry.gauge("b", "a \"quote\", a \\ and\na line").set(-1.5);
+    let runs = registry.counters("a_total", "of runs", ["kind", "code"]);
+    runs.with(["x\"y\\z\n", "1"]).add(3);
+    runs.with(["other", ""]).inc();
+    let histogram = registry.histogram("c_seconds", "of time", Buckets::of(&[0.1, 1.0]));
+    for value in [0.05, 0.1, 0.5, 7.0, f64::NAN] {
+        histogram.observe(value);
+    }
+    registry.histograms("d_seconds", "nothing yet", ["kind"], Buckets::usual());
+    let expected = r#"# HELP a_total of runs
+# TYPE a_total counter
+a_total{kind="other",code=""} 1
+a_total{kind="x\"y\\z\n",code="1"} 3
+# HELP b a "quote", a \\ and\na line
+# TYPE b gauge
+b -1.5
+# HELP c_seconds of time
+# TYPE c_seconds histogram
+c_seconds_bucket{le="0.1"} 2
+c_seconds_bucket{le="1"} 3
+c_seconds_bucket{le="+Inf"} 4
+c_seconds_sum 7.65
+c_seconds_count 4
+"#;
+    assert_eq!(registry.text(), expected);
+    let page = read(&registry);
+    assert_eq!(page.sum("a_total", &[("kind", "x\"y\\z\n")]), Some(3.0));
+    assert_eq!(page.families["b"].help, "a \"quote\", a \\ and\na line");
+}
+
+#[test]
+fn series_leave_and_begin_anew() {
+    let registry = Registry::default();
+    let family = registry.counters("a", "", ["pod", "result"]);
+    let kept = family.with(["p", "ok"]);
+    family.with(["p", "bad"]).inc();
+    family.with(["q", "ok"]).inc();
+    family.remove(["p", "bad"]);
+    family.remove(["p", "unknown"]);
+    kept.add(4);
+    let again = family.clone().with(["p", "ok"]);
+    assert_eq!(again.get(), 4);
+    assert_eq!(read(&registry).series(), 2);
+    family.retain(|[pod, _]| pod.as_ref() == "q");
+    assert_eq!(read(&registry).samples("a", &[]).count(), 1);
+    assert_eq!(family.with(["p", "ok"]).get(), 0);
+}
+
+#[test]
+fn collectors_write_with_times() {
+    let registry = Registry::default();
+    registry.collect(|text| {
+        let labels = Labels::new(&[("pod", "p")]);
+        let mut samples = text.family("x_bytes", "of x", Kind::Gauge);
+        samples.add_at(&labels, 1e18, 1_700_000_000_123);
+        samples.add(&labels.and("device", "d"), f64::INFINITY);
+        text.family("y", "nothing", Kind::Counter);
+    });
+    let page = read(&registry);
+    let times: Vec<_> = page.samples("x_bytes", &[("pod", "p")]).map(|one| one.at).collect();
+    assert_eq!(times, [Some(1_700_000_000_123), None]);
+    assert!(!page.families.contains_key("y"));
+}
+
+#[test]
+fn nothing_is_lost_between_threads() {
+    let registry = Registry::default();
+    let family = registry.histograms("h", "", ["by"], Buckets::linear(1.0, 1.0, 3));
+    let gauge = registry.gauge("g", "");
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for at in 0..1000_u32 {
+                    family.with([["a", "b"][at as usize % 2]]).observe(f64::from(at % 5));
+                    gauge.add(0.5);
+                }
+            });
+        }
+    });
+    let page = read(&registry);
+    assert_eq!(page.sum("h_count", &[]), Some(4000.0));
+    assert_eq!(page.sum("h_sum", &[]), Some(8000.0));
+    assert_eq!(page.sum("h_bucket", &[("le", "1")]), Some(1600.0));
+    assert_eq!(gauge.get(), 2000.0);
+}
+
+#[test]
+fn bounds_are_what_they_are_called() {
+    assert_eq!(Buckets::exponential(1.0, 2.0, 4), Buckets::of(&[1.0, 2.0, 4.0, 8.0]));
+    let both = Buckets::linear(1.0, 1.0, 2).then(&Buckets::exponential(4.0, 4.0, 2));
+    assert_eq!(both, Buckets::of(&[1.0, 2.0, 4.0, 16.0]));
+}
+
+#[tokio::test]
+async fn the_process_tells_of_itself() {
+    let registry = Registry::default();
+    watch_process(&registry, tokio::runtime::Handle::current());
+    tell_version(&registry, Version { kubernetes: "v1.36.1", commit: "", platform: "linux/amd64" });
+    let rest = RestClient::new(&registry);
+    rest.request("GET", "h:6443", Some(200), Duration::from_millis(30));
+    rest.request("GET", "h:6443", None, Duration::from_secs(90));
+    rest.waited("GET", "h:6443", Duration::ZERO);
+    let checks = Healthchecks::new(&registry);
+    checks.checked("ping", "healthz", true);
+    checks.checked("ping", "healthz", false);
+    let waiting = tokio::spawn(std::future::pending::<()>());
+    let page = read(&registry);
+    waiting.abort();
+    let value = |name| page.sum(name, &[]).unwrap();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let age = now.as_secs_f64() - value("process_start_time_seconds");
+    assert!((-2.0..3600.0).contains(&age), "{age}");
+    assert!(value("process_resident_memory_bytes") > 1e6);
+    assert!(value("process_virtual_memory_bytes") > value("process_resident_memory_bytes"));
+    assert!(value("process_open_fds") >= 3.0 && value("process_max_fds") >= 3.0);
+    assert!(value("process_cpu_seconds_total") < 3600.0);
+    assert!(value("go_goroutines") >= 1.0);
+    let version = [("major", "1"), ("minor", "36"), ("git_version", "v1.36.1")];
+    assert_eq!(page.sum("kubernetes_build_info", &version), Some(1.0));
+    assert_eq!(page.sum("rest_client_requests_total", &[("code", "<error>")]), Some(1.0));
+    let slow = [("verb", "GET"), ("host", "h:6443"), ("le", "60")];
+    assert_eq!(page.sum("rest_client_request_duration_seconds_bucket", &slow), Some(1.0));
+    assert_eq!(value("kubernetes_healthcheck"), 0.0);
+    assert_eq!(value("kubernetes_healthchecks_total"), 2.0);
+}
+
+#[test]
+fn the_reader_is_strict() {
+    for (page, complaint) in [
+        ("a 1\n", "no family"),
+        ("# TYPE a gauge\na 1", "no end"),
+        ("# TYPE a gauge\na 1\na 1\n", "twice"),
+        ("# TYPE a gauge\na{b=\"1\",c=\"2\"} 1\na{c=\"2\",b=\"1\"} 1\n", "twice"),
+        ("# TYPE a gauge\n# TYPE a gauge\na 1\n", "twice"),
+        ("# TYPE a gauge\na 1\n# HELP a late\n", "after"),
+        ("# TYPE a gauge\na 1\n# TYPE b gauge\nb 1\n# TYPE a gauge\n", "two places"),
+        ("# TYPE a gauge\na 1\n# TYPE b gauge\nb 1\na{x=\"1\"} 1\n", "no family"),
+        ("# TYPE a gauge\n", "no samples"),
+        ("# TYPE a counter\na -1\n", "counter"),
+        ("# TYPE a counter\na NaN\n", "counter"),
+        ("# TYPE a_total info\na_total 1\n", "no kind"),
+        ("# TYPE 1a gauge\n1a 1\n", "no name"),
+        ("# TYPE a gauge\na{b-c=\"1\"} 1\n", "no name"),
+        ("# TYPE a gauge\na{b=\"1\",b=\"2\"} 1\n", "twice"),
+        ("# TYPE a gauge\na{b=\"\\t\"} 1\n", "escaped"),
+        ("# TYPE a gauge\na{b=\"1} 1\n", "quote"),
+        ("# TYPE a gauge\na{b=\"1\" } 1\n", "after the label"),
+        ("# TYPE a gauge\na{b=\"1\",} 1\n", "after the label"),
+        ("# TYPE a gauge\na  1\n", "number"),
+        ("# TYPE a gauge\na inf\n", "number"),
+        ("# TYPE a gauge\na 1 2.5\n", "milliseconds"),
+        ("# TYPE h histogram\nh 1\n", "no family"),
+        ("# TYPE h histogram\nh_bucket{le=\"1\"} 1\nh_sum 1\nh_count 1\n", "add up"),
+        ("# TYPE h histogram\nh_bucket{le=\"+Inf\"} 2\nh_sum 1\nh_count 1\n", "add up"),
+        ("# TYPE h histogram\nh_bucket{le=\"+Inf\"} 1\nh_count 1\n", "add up"),
+        (
+            "# TYPE h histogram\nh_bucket{le=\"1\"} 2\nh_bucket{le=\"+Inf\"} 1\nh_sum 1\nh_count 1\n",
+            "add up",
+        ),
+    ] {
+        let error = parse(page).unwrap_err().to_string();
+        assert!(error.contains(complaint), "{page}: {error}");
+    }
+    parse("").unwrap();
+    parse("# a remark\n\n# TYPE a untyped\na{b=\"\"} 1e-9 -5\n").unwrap();
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read(
+        series in proptest::collection::btree_map((".*", ".*"), any::<f64>(), 0..20),
+        help in "[^ ]*",
+    ) {
+        let registry = Registry::default();
+        let help: &'static str = help.leak();
+        let family = registry.gauges("a_bytes", help, ["one", "two"]);
+        for ((one, two), value) in &series {
+            family.with([one, two]).set(*value);
+        }
+        let page = parse(&registry.text()).unwrap();
+        prop_assert_eq!(page.series(), series.len());
+        for ((one, two), value) in &series {
+            let labels = [("one", one.as_str()), ("two", two.as_str())];
+            let found = page.sum("a_bytes", &labels).unwrap();
+            prop_assert!(found == *value || (found.is_nan() && value.is_nan()));
+        }
+    }
+}

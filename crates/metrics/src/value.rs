@@ -1,0 +1,203 @@
+//! What a series holds: a counter, a gauge or a histogram, as atomics. Handles are cheap to clone,
+//! and all of them lead to the same value.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::text::{Kind, Labels, Samples};
+
+/// What can be a series of a family.
+pub trait Metric: fmt::Debug + Clone + Send + Sync + 'static {
+    /// What all series of a family have in common.
+    type Shape: fmt::Debug + Clone + Send + Sync;
+
+    /// The word for it in the text format.
+    const KIND: Kind;
+
+    /// A series at its beginning.
+    fn new(shape: &Self::Shape) -> Self;
+
+    /// Writes the sample, or samples, of the series.
+    fn write(&self, labels: &Labels, samples: &mut Samples<'_>);
+}
+
+/// A number of things that happened.
+#[derive(Debug, Clone, Default)]
+pub struct Counter(Arc<AtomicU64>);
+
+impl Counter {
+    /// One more.
+    pub fn inc(&self) {
+        self.add(1);
+    }
+
+    /// That many more.
+    pub fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// How many there were.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Metric for Counter {
+    type Shape = ();
+
+    const KIND: Kind = Kind::Counter;
+
+    fn new((): &()) -> Self {
+        Self::default()
+    }
+
+    fn write(&self, labels: &Labels, samples: &mut Samples<'_>) {
+        samples.add(labels, self.get() as f64);
+    }
+}
+
+/// A number that is what it is now.
+#[derive(Debug, Clone, Default)]
+pub struct Gauge(Arc<Float>);
+
+impl Gauge {
+    /// It is that much now.
+    pub fn set(&self, value: f64) {
+        self.0.0.store(value.to_bits(), Ordering::Relaxed);
+    }
+
+    /// That much more, or less.
+    pub fn add(&self, difference: f64) {
+        self.0.add(difference);
+    }
+
+    /// How much it is.
+    pub fn get(&self) -> f64 {
+        self.0.get()
+    }
+}
+
+impl Metric for Gauge {
+    type Shape = ();
+
+    const KIND: Kind = Kind::Gauge;
+
+    fn new((): &()) -> Self {
+        Self::default()
+    }
+
+    fn write(&self, labels: &Labels, samples: &mut Samples<'_>) {
+        samples.add(labels, self.get());
+    }
+}
+
+/// How observations, mostly durations in seconds, are distributed.
+#[derive(Debug, Clone)]
+pub struct Histogram(Arc<Distribution>);
+
+#[derive(Debug)]
+struct Distribution {
+    bounds: Buckets,
+    /// One for each bound, and one for what is above the last.
+    counts: Box<[AtomicU64]>,
+    sum: Float,
+}
+
+impl Histogram {
+    /// Takes in a value; one that is no number is left out, as no bucket has it.
+    pub fn observe(&self, value: f64) {
+        if value.is_nan() {
+            return;
+        }
+        let bucket = self.0.bounds.0.partition_point(|bound| *bound < value);
+        if let Some(count) = self.0.counts.get(bucket) {
+            count.fetch_add(1, Ordering::Relaxed);
+            self.0.sum.add(value);
+        }
+    }
+
+    /// Takes in a duration, in seconds.
+    pub fn took(&self, duration: Duration) {
+        self.observe(duration.as_secs_f64());
+    }
+
+    /// How many values were taken in.
+    pub fn count(&self) -> u64 {
+        self.0.counts.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+
+    /// The sum of the values.
+    pub fn sum(&self) -> f64 {
+        self.0.sum.get()
+    }
+}
+
+impl Metric for Histogram {
+    type Shape = Buckets;
+
+    const KIND: Kind = Kind::Histogram;
+
+    fn new(bounds: &Buckets) -> Self {
+        let counts = (0..=bounds.0.len()).map(|_| AtomicU64::default()).collect();
+        Self(Arc::new(Distribution { bounds: bounds.clone(), counts, sum: Float::default() }))
+    }
+
+    fn write(&self, labels: &Labels, samples: &mut Samples<'_>) {
+        let counts: Vec<u64> =
+            self.0.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        samples.histogram(labels, &self.0.bounds.0, &counts, self.sum());
+    }
+}
+
+/// The bounds of a histogram's buckets: ascending, finite; the bucket above all is understood.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Buckets(Arc<[f64]>);
+
+impl Buckets {
+    /// The bounds that Prometheus' clients take when nothing else is said: 5 ms to 10 s.
+    pub fn usual() -> Self {
+        Self::of(&[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0])
+    }
+
+    /// These bounds.
+    pub fn of(bounds: &[f64]) -> Self {
+        debug_assert!(bounds.is_sorted() && bounds.iter().all(|bound| bound.is_finite()));
+        Self(bounds.into())
+    }
+
+    /// So many bounds, each `factor` times the one before.
+    pub fn exponential(start: f64, factor: f64, count: usize) -> Self {
+        let next = |bound: &f64| Some(bound * factor);
+        Self(std::iter::successors(Some(start), next).take(count).collect())
+    }
+
+    /// So many bounds, each `width` above the one before.
+    pub fn linear(start: f64, width: f64, count: usize) -> Self {
+        let next = |bound: &f64| Some(bound + width);
+        Self(std::iter::successors(Some(start), next).take(count).collect())
+    }
+
+    /// These, and then those.
+    #[must_use]
+    pub fn then(&self, more: &Self) -> Self {
+        Self(self.0.iter().chain(more.0.iter()).copied().collect())
+    }
+}
+
+/// An `f64` that many may add to.
+#[derive(Debug, Default)]
+struct Float(AtomicU64);
+
+impl Float {
+    fn get(&self) -> f64 {
+        f64::from_bits(self.0.load(Ordering::Relaxed))
+    }
+
+    fn add(&self, difference: f64) {
+        let sum = |bits| Some((f64::from_bits(bits) + difference).to_bits());
+        // the closure never declines
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
+    }
+}
