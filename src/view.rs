@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::desired::Desired;
 use crate::observe::Observer;
-use crate::server::Host;
+use crate::server::{Figures, Host};
 use crate::status::StatusWriter;
 
 /// A pool that has not turned for this long is stuck.
@@ -25,6 +25,7 @@ pub struct View {
     status: StatusWriter,
     observer: Observer,
     pulse: watch::Receiver<Instant>,
+    figures: Figures,
 }
 
 impl View {
@@ -34,8 +35,9 @@ impl View {
         status: StatusWriter,
         observer: Observer,
         pulse: watch::Receiver<Instant>,
+        figures: Figures,
     ) -> Self {
-        Self { desired, status, observer, pulse }
+        Self { desired, status, observer, pulse, figures }
     }
 
     fn with_status(&self, pod: Arc<Pod>) -> Arc<Pod> {
@@ -79,5 +81,8 @@ impl Host for View {
             true => Ok(()),
             false => Err(format!("the pod workers' loop has not turned for {} s", age.as_secs())),
         }
+    }
+    fn figures(&self) -> Option<Figures> {
+        Some(self.figures.clone())
     }
 }

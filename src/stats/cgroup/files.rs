@@ -29,9 +29,10 @@ impl Reader {
 
     /// The number that a file holds, and nothing else.
     pub(super) fn number(&mut self, dir: impl AsFd, name: &str) -> io::Result<u64> {
-        self.text(dir, name)?.trim().parse().map_err(|_| {
-            io::Error::new(io::ErrorKind::InvalidData, format!("{name}: no number"))
-        })
+        self.text(dir, name)?
+            .trim()
+            .parse()
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("{name}: no number")))
     }
 
     fn fill(&mut self, file: &OwnedFd) -> io::Result<usize> {

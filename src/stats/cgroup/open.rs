@@ -94,8 +94,7 @@ impl Cgroup {
         let Ok(entries) = Dir::read_from(dir) else { return Vec::new() };
         let name = |entry: rustix::fs::DirEntry| {
             let name = entry.file_name().to_str().ok()?;
-            let is_child =
-                entry.file_type() == FileType::Directory && !matches!(name, "." | "..");
+            let is_child = entry.file_type() == FileType::Directory && !matches!(name, "." | "..");
             is_child.then(|| name.to_owned())
         };
         let mut names: Vec<String> = entries.flatten().filter_map(name).collect();

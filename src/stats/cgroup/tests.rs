@@ -111,13 +111,8 @@ fn everything_is_read_of_both_versions() {
         Reading { at: k8s_openapi::jiff::Timestamp::UNIX_EPOCH, ..reading }
     };
     let (v1, v2) = (group(one.path(), false, V1), group(two.path(), true, V2));
-    let throttling = Throttling {
-        periods: 7,
-        throttled: 4,
-        throttled_time: 9000,
-        bursts: 1,
-        burst_time: 2000,
-    };
+    let throttling =
+        Throttling { periods: 7, throttled: 4, throttled_time: 9000, bursts: 1, burst_time: 2000 };
     let memory = MemoryUse {
         memory: Memory { usage: 1000, working_set: 700, rss: 400, limit: Some(4096) },
         cache: 600,
@@ -135,7 +130,8 @@ fn everything_is_read_of_both_versions() {
     };
 
     let found = read(&v1, Detail::Everything);
-    let cpu = Cpu { total: 5000, user: 30_000_000, system: 20_000_000, throttling: Some(throttling) };
+    let cpu =
+        Cpu { total: 5000, user: 30_000_000, system: 20_000_000, throttling: Some(throttling) };
     assert_eq!(found.cpu, Some(cpu));
     assert_eq!(found.memory, Some(memory));
     assert_eq!(found.tasks, Some(Tasks { current: 7, max: None }));
