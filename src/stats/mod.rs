@@ -16,6 +16,8 @@ mod cgroup;
 mod devices;
 mod disk;
 mod figure;
+#[cfg(test)]
+pub mod fixture;
 mod machine;
 mod pods;
 mod process;

@@ -79,7 +79,8 @@ pub struct PodGroup {
 /// The cgroup of a sandbox or a container.
 #[derive(Clone, Debug)]
 pub struct Run {
-    index: usize,
+    /// Where it is among what runs of the pod.
+    pub(super) index: usize,
     /// The cgroup.
     pub group: Group,
 }

@@ -110,3 +110,60 @@ fn swap(group: &Group) -> Option<f64> {
 fn swap_limit(group: &Group) -> Option<f64> {
     of_memory(group, |memory| memory.swap_limit)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use longshore_metrics::parse::parse;
+
+    use super::*;
+    use crate::stats::fixture::{AT, container, pod, snapshot};
+
+    #[test]
+    fn every_figure_is_told_once_with_its_moment() {
+        let newest_first = || vec![container("c2", "c", AT - 5), container("c1", "c", AT - 9)];
+        let pods = vec![
+            pod("a", "1", AT - 20, newest_first()),
+            pod("a", "2", AT - 10, newest_first()),
+            pod("b", "3", AT - 10, vec![container("d", "d", AT - 9)]),
+        ];
+        let text = page(Some(&snapshot(pods)));
+        let found = parse(&text).unwrap();
+        let labels = [("container", "c"), ("namespace", "ns"), ("pod", "a")];
+        for (name, value) in [
+            ("container_cpu_usage_seconds_total", 2.5),
+            ("container_memory_working_set_bytes", 2000.0),
+            ("container_swap_usage_bytes", 7.0),
+        ] {
+            let samples: Vec<_> = found.samples(name, &labels).collect();
+            assert_eq!(samples.len(), 1, "{name}: neither old runs nor pods of that name");
+            assert_eq!((samples[0].value, samples[0].at), (value, Some(AT * 1000)), "{name}");
+        }
+        let started = found.samples("container_start_time_seconds", &labels).next().unwrap();
+        assert_eq!((started.value, started.at), ((AT - 5) as f64, None));
+        assert_eq!(found.families["pod_cpu_usage_seconds_total"].samples.len(), 2);
+        assert!(!found.families.contains_key("container_swap_limit_bytes"), "there is none");
+        for (name, value) in [
+            ("node_cpu_usage_seconds_total", 2.5),
+            ("node_memory_working_set_bytes", 2000.0),
+            ("node_swap_usage_bytes", 200.0),
+            ("scrape_error", 0.0),
+            ("resource_scrape_error", 0.0),
+        ] {
+            assert_eq!(found.sum(name, &[]), Some(value), "{name}");
+        }
+        let names: Vec<&str> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+            .collect();
+        assert!(names.is_sorted(), "{names:?}");
+    }
+
+    #[test]
+    fn an_error_is_told_in_place_of_figures() {
+        let found = parse(&page(None)).unwrap();
+        assert_eq!(found.series(), 2);
+        assert_eq!(found.sum("resource_scrape_error", &[]), Some(1.0));
+    }
+}

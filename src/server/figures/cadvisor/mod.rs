@@ -9,6 +9,8 @@ mod machine;
 mod memory;
 mod network;
 mod process;
+#[cfg(test)]
+mod tests;
 
 use std::sync::{Arc, LazyLock};
 

@@ -208,3 +208,112 @@ fn ephemeral_storage(
     }
     Some(file_system(node, Some(total), disk.at))
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::stats::FileSystem;
+    use crate::stats::fixture::{AT, container, pod};
+
+    #[test]
+    fn a_pod_is_told_with_all_that_is_known_of_it() {
+        let on = |device| FileSystem {
+            device,
+            capacity: 1000,
+            available: 400,
+            used: 500,
+            inodes: 100,
+            inodes_free: 70,
+        };
+        let space = |bytes| Space { bytes, inodes: 1 };
+        let file_systems = FileSystems {
+            node: on(1),
+            runtime: Some(RuntimeFileSystems {
+                images: on(2),
+                containers: on(2),
+                used: Default::default(),
+            }),
+        };
+        let volume = |bytes| crate::stats::VolumeUse { used: space(bytes), file_system: on(1) };
+        let disk = PodDisk {
+            at: Timestamp::new(AT, 0).unwrap(),
+            volumes: [("v".to_owned(), volume(10)), ("s".to_owned(), volume(5))].into(),
+            logs: [("c".to_owned(), space(7))].into(),
+            own: space(1),
+        };
+        let spec = json!({
+            "metadata": {"name": "a"},
+            "spec": {
+                "containers": [],
+                "volumes": [
+                    {"name": "v", "emptyDir": {}},
+                    {"name": "s", "secret": {"secretName": "s"}},
+                ],
+            },
+        });
+        let spec = Arc::new(serde_json::from_value(spec).unwrap());
+        let layers = Layers { at: disk.at, used: [("c1".to_owned(), space(3))].into() };
+        let storage = Storage {
+            file_systems: Some(&file_systems),
+            disks: [("1".to_owned(), Arc::new(disk))].into(),
+            layers: Some(Arc::new(layers)),
+            specs: [("1", &spec)].into(),
+            volumes: true,
+        };
+        let known = pod("a", "1", AT - 9, vec![container("c1", "c", AT - 5)]);
+        let told = serde_json::to_value(of_pod(&known, &storage)).unwrap();
+        let psi = json!({"total": 2_500_000, "avg10": 1.5, "avg60": 0.5, "avg300": 0.1});
+        let psi = json!({"full": psi, "some": psi});
+        let now = "2023-11-14T22:13:20Z";
+        let cpu = json!({
+            "time": now, "usageNanoCores": 250_000_000, "usageCoreNanoSeconds": 2_500_000_000_u64,
+            "psi": psi,
+        });
+        assert_eq!(told["cpu"], cpu);
+        assert_eq!(told["podRef"], json!({"name": "a", "namespace": "ns", "uid": "1"}));
+        assert_eq!(told["startTime"], "2023-11-14T22:13:11Z");
+        let container = &told["containers"][0];
+        assert_eq!((&container["name"], &container["cpu"]), (&json!("c"), &cpu));
+        let memory = json!({
+            "time": now, "availableBytes": 8000, "usageBytes": 3000, "workingSetBytes": 2000,
+            "rssBytes": 1000, "pageFaults": 0, "majorPageFaults": 0, "psi": psi,
+        });
+        assert_eq!(container["memory"], memory);
+        assert_eq!(container["swap"], json!({"time": now, "swapUsageBytes": 7}));
+        assert_eq!(container["io"], json!({"time": now, "psi": psi}));
+        let part = |bytes: u64, inodes: u64| {
+            json!({
+                "time": now, "availableBytes": 400, "capacityBytes": 1000, "usedBytes": bytes,
+                "inodesFree": 70, "inodes": 100, "inodesUsed": inodes,
+            })
+        };
+        assert_eq!((&container["rootfs"], &container["logs"]), (&part(3, 1), &part(7, 1)));
+        // What lies in memory is not the disk's.
+        assert_eq!(told["ephemeral-storage"], part(1 + 3 + 7 + 10, 4));
+        assert_eq!(told["volume"][1]["name"], "v");
+        assert_eq!(told["volume"][1]["usedBytes"], 10);
+        assert_eq!(told["process_stats"], json!({"process_count": 4}));
+        let network = &told["network"];
+        assert_eq!((&network["name"], &network["rxBytes"]), (&json!("eth0"), &json!(100)));
+        assert_eq!(network["interfaces"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn what_is_not_known_is_left_out() {
+        let known = pod("a", "1", AT, vec![container("c1", "c", AT)]);
+        let told = serde_json::to_value(of_pod(&known, &Storage::default())).unwrap();
+        let container = &told["containers"][0];
+        for (value, key) in [
+            (&told, "volume"),
+            (&told, "ephemeral-storage"),
+            (container, "rootfs"),
+            (container, "logs"),
+        ] {
+            assert!(value.get(key).is_none(), "{key}");
+        }
+    }
+}
