@@ -1,6 +1,7 @@
 //! Longshore, a Kubernetes node: kubelet and kube-proxy in one daemon.
 
 pub mod admission;
+pub mod certificates;
 pub mod client;
 pub mod config;
 pub mod desired;
@@ -10,6 +11,7 @@ mod files;
 pub mod gc;
 pub mod handlers;
 pub mod health;
+pub mod metrics;
 pub mod node;
 pub mod objects;
 pub mod observe;

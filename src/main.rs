@@ -25,9 +25,7 @@ fn main() -> ExitCode {
 
 fn run(config: Config) -> anyhow::Result<()> {
     log(config.kubelet.logging.verbosity);
-    config.deprecated_flags.iter().for_each(|flag| {
-        tracing::info!(flag, "this flag works, but belongs in the configuration file");
-    });
+    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     // Two threads are enough for a node, and each costs memory.
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::SignedDuration;
 use longshore_cri::{Options, Runtime};
+use longshore_metrics::Registry;
 use longshore_pod::backoff::RESTART_MAX;
 use longshore_pod::resize::Rules;
 use longshore_pod::spec::Gates;
@@ -17,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::admission::{self, Admission};
+use crate::certificates::{self, BootstrapError, ClientCertificate, StoreError};
 use crate::client::{self, ClientError, Limits};
 use crate::config::{Config, KUBERNETES_VERSION};
 use crate::desired::{self, Desired};
@@ -25,6 +27,7 @@ use crate::eviction;
 use crate::gc;
 use crate::handlers::Handlers;
 use crate::health;
+use crate::metrics::Metrics;
 use crate::objects::Objects;
 use crate::observe::{self, Observer};
 use crate::oom;
@@ -34,7 +37,7 @@ use crate::resources;
 use crate::resources::allocation::{self, Allocation};
 use crate::resources::managers::{self, Managers};
 use crate::run_once::{self, Complaints};
-use crate::runtime::{Announcer, Parts, PodRuntime, Settings, UserNamespaceError};
+use crate::runtime::{self, Announcer, Parts, PodRuntime, Settings, UserNamespaceError};
 use crate::server::{Figures, Host, Server, ServerError};
 use crate::services::Services;
 use crate::sources::{self, Source, Update};
@@ -43,7 +46,7 @@ use crate::status::StatusWriter;
 use crate::systemd::{self, Watchdog};
 use crate::view::View;
 use crate::volumes::Volumes;
-use crate::worker::{Ender, Places, Pool, Tools};
+use crate::worker::{self, Ender, Places, Pool, Tools};
 
 /// How long the apiserver may take to begin an answer.
 const API_TIMEOUT: Duration = Duration::from_secs(15);
@@ -61,6 +64,12 @@ pub enum Error {
     /// The way to the apiserver is not known.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// There is no credential for the apiserver, nor a way to one.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
+    /// The certificate of the server has no place.
+    #[error(transparent)]
+    Certificates(#[from] StoreError),
     /// The node has no address.
     #[error(transparent)]
     Address(#[from] registration::AddressError),
@@ -103,9 +112,11 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let config = Arc::new(config);
     let watchdog = Watchdog::from_env()?;
     let mut rooms = Rooms { tasks: JoinSet::new(), stop: stop.clone() };
+    let metrics = Metrics::new(&config.node_name);
+    let registry = &metrics.node;
 
     // the runtime: one that speaks no CRI v1 is refused, one that is away is waited for
-    let runtime = connect_runtime(&config)?;
+    let runtime = connect_runtime(&config, registry)?;
     match runtime.negotiate().await {
         Ok(version) => {
             info!(name = version.runtime_name, version = version.runtime_version, "runtime")
@@ -117,9 +128,19 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // the apiserver, if there is one, and the recorder of events
     let limits = |qps, burst| Limits { qps, burst, timeout: API_TIMEOUT };
     let once = config.kubelet.run_once;
-    let kubeconfig = config.kubeconfig.as_ref().filter(|_| !once);
-    let connect = async |qps, burst| match kubeconfig {
-        Some(path) => client::connect(path, limits(qps, burst)).await.map(Some),
+    let mut certificate = match once {
+        true => None,
+        false => ClientCertificate::prepare(&config, limits(0, 0), &metrics)?,
+    };
+    if let Some(keeper) = certificate.as_mut().and_then(|one| one.keeper.take()) {
+        rooms.open(keeper.run());
+    }
+    let credentials = certificate.as_ref().map(|one| &one.credentials);
+    let connect = async |qps, burst| match credentials {
+        Some(credentials) => {
+            let (limits, metrics) = (limits(qps, burst), metrics.rest_client.clone());
+            client::connect(credentials, limits, metrics).await.map(Some)
+        }
         None => Ok(None),
     };
     let kubelet = &config.kubelet;
@@ -133,7 +154,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
 
     // cgroups, and the daemon's own limits
     let machine = Machine::read();
-    let (cgroups, enforcement) = resources::start(&config, &machine, &runtime, &recorder).await?;
+    let (cgroups, enforcement) =
+        resources::start(&config, &machine, &runtime, &recorder, registry).await?;
     rooms.open(enforcement);
     set_oom_score(config.kubelet.oom_score_adj);
     limit_open_files(config.kubelet.max_open_files);
@@ -159,11 +181,13 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // A single run does not hear the apiserver, and leaves alone what that may want.
     let unheard = once.then_some(Source::Api);
     let desired = Desired::new(sources.into_iter().chain(unheard));
+    desired.tell(registry);
     rooms.open(desired.clone().run(merged, changes));
 
     // what pods ask for by name, and what runs
     let objects = Objects::new(client.clone());
-    let volumes = Volumes::new(&settings.root_dir, objects.clone(), settings.allocatable.clone());
+    let allocatable = settings.allocatable.clone();
+    let volumes = Volumes::new(&settings.root_dir, objects.clone(), allocatable, registry);
     let services = match &client {
         Some(client) => {
             let (services, following) = Services::follow(client.clone());
@@ -172,9 +196,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         }
         None => Services::none(),
     };
-    let observer = Observer::new(runtime.clone());
+    let observer = Observer::new(runtime.clone(), registry);
     rooms.open(observe::run(observer.clone(), stop.clone()));
-    let managers = Managers::start(&config, desired.clone(), observer.clone())?;
+    let managers = Managers::start(&config, desired.clone(), observer.clone(), registry)?;
     rooms.open(managers.clone().keep());
     rooms.open(managers.clone().reconcile(runtime.clone()));
     let (root_dir, logs_dir) = (&settings.root_dir, &settings.pod_logs_dir);
@@ -186,7 +210,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let (pressed, pressure) = (feeds.pressure.clone(), inputs.pressure());
     let mut told = None;
     rooms.open(health::feed(runtime.clone(), observer.clone(), feeds));
-    let status = StatusWriter::default();
+    let status = StatusWriter::new(registry);
     let mut drain = JoinSet::new();
     // A heartbeat waits behind no other request.
     if let (Some(client), Some(heartbeat)) = (&client, connect(0, 0).await?) {
@@ -195,6 +219,11 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         let node = registration.node();
         let api = kube::Api::all(client.clone());
         told = Some(admission::Told { node: node.clone(), api });
+        if config.kubelet.enable_server && config.kubelet.server_tls_bootstrap {
+            let told = metrics.certificates.clone();
+            let (client, node) = (client.clone(), node.clone());
+            rooms.open(certificates::keep_serving(&config, client, node, told)?);
+        }
         let name = config.node_name.clone();
         rooms.open(sources::watch_pods(client.clone(), name, node.clone(), updates));
         rooms.open(registration.run());
@@ -217,7 +246,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // the server, and last the workers, which begin once it is known what runs
     let announcer = Announcer::new(recorder.clone());
     let handlers = Handlers::new(runtime.clone());
-    let probes = Probes::new(handlers.clone(), announcer.clone(), &settings.host_ips);
+    let (host_ips, probed) = (&settings.host_ips, &metrics.probes);
+    let probes = Probes::new(handlers.clone(), announcer.clone(), host_ips, probed);
     let pods = PodRuntime::new(Parts {
         cri: runtime.clone(),
         observer: observer.clone(),
@@ -228,6 +258,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         handlers,
         managers: managers.clone(),
         settings: settings.clone(),
+        metrics: runtime::Metrics::new(registry),
     });
     let ender = Ender::default();
     let admission = Admission::new(admission::Sources {
@@ -239,6 +270,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         ender: ender.clone(),
         managers: managers.clone(),
     });
+    admission.tell(registry);
     let given = allocation::Parts {
         desired: desired.clone(),
         announcer: announcer.clone(),
@@ -257,6 +289,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             status: status.clone(),
             recorder: recorder.clone(),
             pods: pods.clone(),
+            metrics: gc::Metrics::new(registry),
         },
     );
     let tools = Arc::new(Tools {
@@ -275,6 +308,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         places: Places::default(),
         garbage: collectors.containers.clone(),
         admission,
+        metrics: worker::Metrics::new(registry),
     });
     let pool = Pool::new(tools, desired.clone(), ender);
     if !once {
@@ -287,11 +321,13 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             recorder: recorder.clone(),
             reclaim: Arc::new(collectors.clone()),
             pressure: pressed,
+            metrics: eviction::Metrics::new(registry),
         };
         rooms.open(eviction::run(config.clone(), eviction));
         rooms.open(collectors.containers.run());
         rooms.open(collectors.images.run());
-        let view = View::new(desired.clone(), status.clone(), observer, pool.pulse(), figures);
+        let (pulse, metrics) = (pool.pulse(), metrics.clone());
+        let view = View::new(desired.clone(), status.clone(), observer, pulse, metrics, figures);
         let view = Arc::new(view);
         if let Some(watchdog) = watchdog {
             let view = Arc::clone(&view);
@@ -361,13 +397,14 @@ impl Rooms {
     }
 }
 
-fn connect_runtime(config: &Config) -> Result<Runtime, Error> {
+fn connect_runtime(config: &Config, registry: &Registry) -> Result<Runtime, Error> {
     let settings = &config.kubelet;
     let image_endpoint =
         Some(settings.image_service_endpoint.clone()).filter(|path| !path.is_empty());
     Ok(Runtime::new(Options {
         image_endpoint,
         request_timeout: settings.runtime_request_timeout.get(),
+        observer: Some(Arc::new(runtime::Calls::new(registry))),
         ..Options::new(settings.container_runtime_endpoint.as_str())
     })?)
 }

@@ -12,6 +12,7 @@ use longshore_pod::spec;
 use tokio::sync::watch;
 
 use crate::desired::Desired;
+use crate::metrics::Metrics;
 use crate::observe::Observer;
 use crate::server::{Figures, Host};
 use crate::status::StatusWriter;
@@ -25,6 +26,7 @@ pub struct View {
     status: StatusWriter,
     observer: Observer,
     pulse: watch::Receiver<Instant>,
+    metrics: Metrics,
     figures: Figures,
 }
 
@@ -35,9 +37,10 @@ impl View {
         status: StatusWriter,
         observer: Observer,
         pulse: watch::Receiver<Instant>,
+        metrics: Metrics,
         figures: Figures,
     ) -> Self {
-        Self { desired, status, observer, pulse, figures }
+        Self { desired, status, observer, pulse, metrics, figures }
     }
 
     fn with_status(&self, pod: Arc<Pod>) -> Arc<Pod> {
@@ -75,9 +78,17 @@ impl Host for View {
         self.observer.container(container_id).is_some_and(|container| container.is_running())
     }
 
+    fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
     fn healthy(&self) -> Result<(), String> {
         let age = self.pulse.borrow().elapsed();
-        match age < STUCK {
+        let turns = age < STUCK;
+        for (check, passed) in [("ping", true), ("log", true), ("syncloop", turns)] {
+            self.metrics.healthchecks.checked(check, "healthz", passed);
+        }
+        match turns {
             true => Ok(()),
             false => Err(format!("the pod workers' loop has not turned for {} s", age.as_secs())),
         }

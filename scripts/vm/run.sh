@@ -11,7 +11,7 @@ size=$(du -sm "$payload" | cut -f1)
 mke2fs -q -t ext4 -d "$payload" "$scratch/payload.img" >/dev/null "$((size + size / 4 + 16))M"
 # Writes of the guest go to a file that is thrown away.
 # No KVM: it cannot boot a stock kernel everywhere. Without -cx16 the guest's kernel panics.
-timeout "${VM_TIMEOUT:-1500}" qemu-system-x86_64 \
+timeout "${VM_TIMEOUT:-3000}" qemu-system-x86_64 \
     -accel tcg,thread=multi -cpu max,-cx16 -smp "$(nproc)" -m "${VM_MEMORY:-3072}" \
     -kernel "$image/vmlinuz" -initrd "$image/initrd" \
     -append "root=/dev/vda rw console=ttyS0 TERM=dumb quiet systemd.show_status=false loglevel=3" \

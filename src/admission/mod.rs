@@ -6,6 +6,7 @@
 //! Current limitations: nothing is asked of devices or a shutdown.
 
 mod abilities;
+mod metrics;
 mod seat;
 #[cfg(test)]
 mod tests;
@@ -99,8 +100,8 @@ struct Known {
 pub struct Counts {
     /// Refused pods, by reason.
     pub rejections: BTreeMap<String, u64>,
-    /// Pods that had to make way.
-    pub preemptions: u64,
+    /// Pods that had to make way, by the resource that was short.
+    pub preemptions: BTreeMap<String, u64>,
 }
 
 /// A pod that is not taken in.
@@ -205,12 +206,16 @@ impl Admission {
         let mut state = self.state();
         let managers = |pod: &Pod| self.shared.sources.managers.admit(pod);
         let decision = rules::decide(pod, &self.terms(&node, &state.ledger), managers);
-        let (victims, waits) = match decision {
-            Decision::Admit { victims, waits } => (victims, waits),
+        let (victims, waits, lacking) = match decision {
+            Decision::Admit { victims, waits, lacking } => (victims, waits, lacking),
             Decision::Refuse { verdict, by_labels } => return Err(Refusal { verdict, by_labels }),
         };
         let victims: Vec<Known> =
             victims.into_iter().filter_map(|ticket| state.leave(ticket)).collect();
+        if !victims.is_empty() {
+            let count = state.counts.preemptions.entry(lacking.unwrap_or_default()).or_default();
+            *count += u64::try_from(victims.len()).unwrap_or(u64::MAX);
+        }
         let way = waits.then(|| Way::new(&self.shared, &state));
         let ticket = state.enter(pod);
         drop(state);
@@ -257,7 +262,6 @@ impl State {
     /// The pod is to make way.
     fn leave(&mut self, ticket: Ticket) -> Option<Known> {
         self.ledger.leave(ticket);
-        self.counts.preemptions += 1;
         self.pods.get(&ticket).cloned()
     }
 }

@@ -84,7 +84,7 @@ async fn who_was_taken_in_before_stays_and_counts() {
     let kept: Vec<_> = (0..3).map(|n| admission.keep(&pod(&format!("p{n}"), "2", 0))).collect();
     let critical = admission.admit(&pod("critical", "1", CRITICAL)).unwrap();
     // 6 are in use of 4, so two have to go for one more.
-    assert_eq!(admission.counts().preemptions, 2);
+    assert_eq!(admission.counts().preemptions, [("cpu".to_owned(), 2)].into());
     drop((kept, critical));
 }
 

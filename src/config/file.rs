@@ -1,5 +1,9 @@
-//! Configuration files: YAML or JSON, a main file with `*.conf` drop-ins laid over it, decoded
-//! strictly. The merge works on the untyped tree, so that a drop-in only says what it changes.
+//! Configuration files: YAML or JSON, a main file with `*.conf` drop-ins laid over it. The merge
+//! works on the untyped tree, so that a drop-in only says what it changes: maps are merged, lists
+//! replaced, and a null takes a field back to its default.
+//!
+//! A field that is not known, or given twice, is passed over with a warning, as upstream does for
+//! the sake of files that were written for another release; what has the wrong type is refused.
 
 use std::fs;
 use std::io;
@@ -7,6 +11,8 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use serde_path_to_error::Segment;
+use serde_saphyr::DuplicateKeyPolicy;
 
 use super::kubelet::{KubeletConfiguration, default_eviction_hard};
 
@@ -15,6 +21,8 @@ const KIND: &str = "KubeletConfiguration";
 
 /// More than any honest configuration, and little enough to hold.
 const MAX_BYTES: u64 = 3 << 20;
+/// Fields that are not known, in one file: with more it is hardly a configuration.
+const MAX_UNKNOWN: usize = 100;
 
 /// Fields whose relative paths are meant from the file's own directory.
 const PATH_FIELDS: [&str; 7] = [
@@ -58,21 +66,28 @@ impl FileError {
     }
 }
 
-/// Loads the main file (if one is named) and every drop-in below `drop_ins` (if one is named).
+/// Loads the main file (if one is named) and every drop-in below `drop_ins` (if one is named). With
+/// the settings come warnings of what was passed over.
 pub(super) fn load(
     main: Option<&Path>,
     drop_ins: Option<&Path>,
-) -> Result<KubeletConfiguration, FileError> {
-    let mut tree = Value::Object(Map::new());
+) -> Result<(KubeletConfiguration, Vec<String>), FileError> {
+    let (mut tree, mut warnings) = (Value::Object(Map::new()), Vec::new());
     if let Some(path) = main {
-        tree = read(path)?;
+        tree = read(path, &mut warnings)?;
         anchor_paths(&mut tree, path);
     }
-    for path in drop_ins.map(conf_files).transpose()?.unwrap_or_default() {
-        json_patch::merge(&mut tree, &read(&path)?);
+    let drop_in_files = drop_ins.map(conf_files).transpose()?.unwrap_or_default();
+    // a drop-in that names one signal leaves the thresholds of the others, as upstream does
+    if !drop_in_files.is_empty() && tree.get("evictionHard").is_none_or(Value::is_null) {
+        tree["evictionHard"] = default_eviction_hard().into_iter().collect();
+    }
+    for path in drop_in_files {
+        json_patch::merge(&mut tree, &read(&path, &mut warnings)?);
     }
     let blamed = main.or(drop_ins).unwrap_or(Path::new("-"));
-    complete(tree).map_err(|reason| FileError::invalid(blamed, reason))
+    let settings = complete(tree).map_err(|reason| FileError::invalid(blamed, reason))?;
+    Ok((settings, warnings))
 }
 
 /// Every `*.conf` below the directory in lexical order of its path.
@@ -96,7 +111,7 @@ fn conf_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
 }
 
 /// Reads one file into a tree whose every field is known and well typed.
-fn read(path: &Path) -> Result<Value, FileError> {
+fn read(path: &Path, warnings: &mut Vec<String>) -> Result<Value, FileError> {
     let size = fs::metadata(path).map_err(FileError::read(path))?.len();
     if size > MAX_BYTES {
         return Err(FileError::invalid(
@@ -105,18 +120,31 @@ fn read(path: &Path) -> Result<Value, FileError> {
         ));
     }
     let text = fs::read_to_string(path).map_err(FileError::read(path))?;
-    parse(&text).map_err(|reason| FileError::invalid(path, reason))
+    let (tree, faults) = parse(&text).map_err(|reason| FileError::invalid(path, reason))?;
+    warnings.extend(faults.iter().map(|fault| format!("{}: {fault}, passed over", path.display())));
+    Ok(tree)
 }
 
-fn parse(text: &str) -> Result<Value, String> {
+/// The tree of a text, and what was passed over to get it.
+fn parse(text: &str) -> Result<(Value, Vec<String>), String> {
     if text.trim().is_empty() {
         return Err("the file is empty".to_owned());
     }
     let mut options = serde_saphyr::options! { with_snippet: false };
     // aliases are a rarity in a configuration: enough for honest ones, too few for a bomb
     options.alias_limits.max_total_replayed_events = 10_000;
-    let mut tree: Value =
-        serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())?;
+    let mut faults = Vec::new();
+    let mut tree: Value = match serde_saphyr::from_str_with_options(text, options.clone()) {
+        Ok(tree) => tree,
+        Err(strict) => {
+            options.duplicate_keys = DuplicateKeyPolicy::LastWins;
+            // what else is wrong is wrong still, and told as it was at first
+            let tree = serde_saphyr::from_str_with_options(text, options)
+                .map_err(|_| strict.to_string())?;
+            faults.push(format!("{strict}: the last one counts, the others are"));
+            tree
+        }
+    };
     let Value::Object(fields) = &mut tree else {
         return Err(format!("expected a {KIND} object"));
     };
@@ -131,8 +159,27 @@ fn parse(text: &str) -> Result<Value, String> {
     // in a merge they take a field back to its default
     let mut checked = tree.clone();
     prune_nulls(&mut checked);
-    decode::<KubeletConfiguration>(checked)?;
-    Ok(tree)
+    while let Err(fault) = decode::<KubeletConfiguration>(checked.clone()) {
+        let Some(unknown) = fault.unknown.as_deref().filter(|_| faults.len() < MAX_UNKNOWN) else {
+            return Err(fault.text);
+        };
+        remove(&mut checked, unknown);
+        remove(&mut tree, unknown);
+        faults.push(fault.text);
+    }
+    Ok((tree, faults))
+}
+
+/// Takes the value at a path out of a tree.
+fn remove(tree: &mut Value, path: &[Step]) {
+    let Some((last, parents)) = path.split_last() else { return };
+    let parent = parents.iter().try_fold(tree, |value, step| match step {
+        Step::Field(name) => value.get_mut(name),
+        Step::Item(index) => value.get_mut(index),
+    });
+    if let (Some(Value::Object(fields)), Step::Field(name)) = (parent, last) {
+        fields.remove(name);
+    }
 }
 
 /// A null says no more than an absent field.
@@ -147,22 +194,45 @@ fn prune_nulls(tree: &mut Value) {
     }
 }
 
-/// Decodes a tree; an error begins with the path of the field at fault.
-fn decode<T: DeserializeOwned>(tree: Value) -> Result<T, String> {
+/// A step of the way to a value.
+enum Step {
+    Field(String),
+    Item(usize),
+}
+
+/// Why a tree cannot be decoded.
+struct Fault {
+    /// What is wrong; begins with the path of the field at fault.
+    text: String,
+    /// The path of a field that is not known, if that is what is wrong.
+    unknown: Option<Vec<Step>>,
+}
+
+fn decode<T: DeserializeOwned>(tree: Value) -> Result<T, Fault> {
     serde_path_to_error::deserialize(tree).map_err(|error| {
-        let path = error.path().to_string();
+        let mut path: Vec<Step> = error.path().iter().filter_map(step).collect();
+        let shown = error.path().to_string();
         let reason = error.into_inner().to_string();
-        match reason.strip_prefix("unknown field ") {
-            // serde goes on to list the hundred fields that there are
-            Some(rest) => {
-                let field = rest.split(", expected").next().unwrap_or(rest).trim_matches('`');
-                let parent = path.strip_suffix(field).unwrap_or(&path).trim_end_matches('.');
-                let dot = if parent.is_empty() { "" } else { "." };
-                format!("unknown field \"{parent}{dot}{field}\"")
-            }
-            None => format!("{path}: {reason}"),
+        let Some(rest) = reason.strip_prefix("unknown field ") else {
+            return Fault { text: format!("{shown}: {reason}"), unknown: None };
+        };
+        // serde goes on to list the hundred fields that there are
+        let field = rest.split(", expected").next().unwrap_or(rest).trim_matches('`');
+        let parent = shown.strip_suffix(field).unwrap_or(&shown).trim_end_matches('.');
+        let dot = if parent.is_empty() { "" } else { "." };
+        if !matches!(path.last(), Some(Step::Field(last)) if last == field) {
+            path.push(Step::Field(field.to_owned()));
         }
+        Fault { text: format!("unknown field \"{parent}{dot}{field}\""), unknown: Some(path) }
     })
+}
+
+fn step(segment: &Segment) -> Option<Step> {
+    match segment {
+        Segment::Map { key } => Some(Step::Field(key.clone())),
+        Segment::Seq { index } => Some(Step::Item(*index)),
+        Segment::Enum { .. } | Segment::Unknown => None,
+    }
 }
 
 /// The typed settings with upstream's defaults where the tree is silent.
@@ -177,7 +247,7 @@ fn complete(mut tree: Value) -> Result<KubeletConfiguration, String> {
         let parallel = tree.get("maxParallelImagePulls").and_then(Value::as_i64);
         tree["serializeImagePulls"] = parallel.is_none_or(|pulls| pulls < 2).into();
     }
-    let mut settings: KubeletConfiguration = decode(tree)?;
+    let mut settings: KubeletConfiguration = decode(tree).map_err(|fault| fault.text)?;
     settings.fill_zeroes();
     if settings.merge_default_eviction_settings {
         for (signal, value) in default_eviction_hard() {

@@ -20,6 +20,7 @@ const fn twin(name: &'static str, target: Target<KubeletFlags>) -> Flag<KubeletF
     Flag { name, target, deprecated: true }
 }
 
+/// All of them, in the order in which `--help` shows those of a group.
 pub(super) static KUBELET_FLAGS: &[Flag<KubeletFlags>] = &[
     own("help", Bool(|s| &mut s.help)),
     own("version", Word(|s| &mut s.version)),
@@ -180,7 +181,8 @@ pub(super) static KUBELET_FLAGS: &[Flag<KubeletFlags>] = &[
     twin("memory-manager-policy", Text(|s| &mut s.kubelet.memory_manager_policy)),
     twin("reserved-memory", ReservedMemory(|s| &mut s.kubelet.reserved_memory)),
     twin("register-node", Bool(|s| &mut s.kubelet.register_node)),
-    twin("register-with-taints", Taints(|s| &mut s.kubelet.register_with_taints)), // cAdvisor
+    twin("register-with-taints", Taints(|s| &mut s.kubelet.register_with_taints)),
+    // cAdvisor
     own("cadvisor-port", Int(|s| &mut s.cadvisor_port)),
     own("housekeeping-interval", Ignored),
     own("max-housekeeping-interval", Ignored),

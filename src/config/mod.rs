@@ -6,10 +6,12 @@
 
 mod cgroups;
 mod checks_managers;
+mod effects;
 mod eviction;
 mod file;
 mod flags;
 mod gates;
+mod help;
 mod kubelet;
 mod labels;
 mod pflag;
@@ -19,7 +21,6 @@ mod tests;
 mod validation;
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -107,8 +108,8 @@ pub struct Config {
     pub reserved: Reserved,
     /// When pods have to go for the node's sake.
     pub eviction: Eviction,
-    /// Flags that work but belong in the configuration file, for a line in the log.
-    pub deprecated_flags: Vec<&'static str>,
+    /// What works otherwise than its author may think, for a line each in the log.
+    pub warnings: Vec<String>,
 }
 
 /// The values of the command line, as given.
@@ -215,19 +216,35 @@ fn kubelet_command(args: &[String]) -> Result<Command, ConfigError> {
     let mut flags = KubeletFlags::over(KubeletConfiguration::without_file());
     parsed.apply(&mut flags).map_err(ConfigError::CommandLine)?;
     if flags.help {
-        return Ok(Command::Print(help_text()));
+        return Ok(Command::Print(help::text()));
     }
-    if !matches!(flags.version.as_str(), "" | "false") {
-        return Ok(Command::Print(version_text(&flags.version)));
+    let mut warnings = Vec::new();
+    match flags.version.as_str() {
+        "" | "false" => {}
+        "true" | "raw" => return Ok(Command::Print(version_text(&flags.version))),
+        other if other.starts_with('v') => {
+            warnings.push(format!("--version={other}: the version that is told cannot be set"));
+        }
+        other => {
+            let fault = "must be true, false, raw or a version that begins with v";
+            return Err(ConfigError::CommandLine(format!("--version: {other:?} {fault}")));
+        }
     }
     let (main, drop_ins) = (path(&flags.config), path(&flags.config_dir));
     if main.is_some() || drop_ins.is_some() {
         // once more over the files' settings: flags win
-        flags = KubeletFlags::over(file::load(main.as_deref(), drop_ins.as_deref())?);
+        let (settings, passed_over) = file::load(main.as_deref(), drop_ins.as_deref())?;
+        warnings.extend(passed_over);
+        flags = KubeletFlags::over(settings);
         parsed.apply(&mut flags).map_err(ConfigError::CommandLine)?;
     }
     let mut config = checked(flags)?;
-    config.deprecated_flags = parsed.deprecated().collect();
+    warnings.extend(parsed.deprecated().map(|flag| {
+        format!("--{flag} is deprecated: it works, but belongs in the file of --config")
+    }));
+    warnings.extend(parsed.ignored().map(|flag| format!("--{flag} has no effect")));
+    warnings.extend(effects::without_effect(&config.kubelet));
+    config.warnings = warnings;
     Ok(Command::Kubelet(Box::new(config)))
 }
 
@@ -294,7 +311,7 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
         maximum_dead_containers: flags.maximum_dead_containers,
         cadvisor_port: flags.cadvisor_port,
         kubelet: flags.kubelet,
-        deprecated_flags: Vec::new(),
+        warnings: Vec::new(),
     })
 }
 
@@ -345,26 +362,16 @@ fn version_text(wanted: &str) -> String {
         KUBERNETES_VERSION.trim_start_matches('v').split_once('.').unwrap_or_default();
     let minor = minor.split('.').next().unwrap_or_default();
     match wanted {
+        // as Go prints its structure, without what only a build of Go has
         "raw" => format!(
-            "version.Info{{Major:\"{major}\", Minor:\"{minor}\", GitVersion:\"{KUBERNETES_VERSION}\", Platform:\"linux/{}\"}}",
+            "version.Info{{Major:\"{major}\", Minor:\"{minor}\", EmulationMajor:\"\", EmulationMinor:\"\", \
+             MinCompatibilityMajor:\"\", MinCompatibilityMinor:\"\", GitVersion:\"{KUBERNETES_VERSION}\", \
+             GitCommit:\"\", GitTreeState:\"\", BuildDate:\"\", GoVersion:\"\", Compiler:\"\", \
+             Platform:\"linux/{}\"}}",
             go_arch()
         ),
         _ => format!("Kubernetes {KUBERNETES_VERSION}"),
     }
-}
-
-fn help_text() -> String {
-    let mut text = String::from(
-        "The kubelet: runs the pods of this node.\n\n\
-         Flags marked (config) override a field of the file that --config names.\n\nUsage:\n  kubelet [flags]\n\nFlags:\n",
-    );
-    for flag in KUBELET_FLAGS {
-        let kind = flag.target.type_name();
-        let note = if flag.deprecated { "(config)" } else { "" };
-        // writing to a String cannot fail
-        let _ = writeln!(text, "  {}", format!("--{:<46} {kind:<16} {note}", flag.name).trim_end());
-    }
-    text
 }
 
 /// This machine's architecture by the name that Go gives it.

@@ -1,7 +1,7 @@
 //! The command-line syntax of Kubernetes' daemons: `--flag=value`, `--flag value`, bare `--flag`
 //! for booleans, `-v2`, underscores read as dashes. Knows no flag itself: tables are passed in.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use k8s_openapi::api::core::v1::Taint;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -47,6 +47,11 @@ pub(super) enum Target<T> {
 impl<T> Target<T> {
     fn may_stand_alone(&self) -> bool {
         matches!(self, Self::Bool(_) | Self::IgnoredBool | Self::Word(_))
+    }
+
+    /// Whether the value changes nothing.
+    pub(super) fn is_ignored(&self) -> bool {
+        matches!(self, Self::Ignored | Self::IgnoredBool)
     }
 
     /// The word for the type in a usage text.
@@ -198,9 +203,20 @@ impl<T> Parsed<T> {
         Ok(())
     }
 
-    /// The given flags whose setting belongs in the configuration file.
+    /// The given flags that work, but whose setting belongs in the configuration file.
     pub(super) fn deprecated(&self) -> impl Iterator<Item = &'static str> + '_ {
-        self.values.iter().filter(|(flag, _)| flag.deprecated).map(|(flag, _)| flag.name)
+        self.given(|flag| flag.deprecated && !flag.target.is_ignored())
+    }
+
+    /// The given flags that change nothing.
+    pub(super) fn ignored(&self) -> impl Iterator<Item = &'static str> + '_ {
+        self.given(|flag| flag.target.is_ignored())
+    }
+
+    /// The names of those that are so, each once.
+    fn given(&self, so: impl Fn(&Flag<T>) -> bool) -> impl Iterator<Item = &'static str> {
+        let names = self.values.iter().filter(|(flag, _)| so(flag)).map(|(flag, _)| flag.name);
+        names.collect::<BTreeSet<_>>().into_iter()
     }
 }
 

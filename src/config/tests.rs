@@ -5,6 +5,8 @@ use std::path::Path;
 
 use super::*;
 
+mod effects;
+
 /// What kubeadm 1.36 writes on a node.
 const KUBEADM: &str = "\
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -93,6 +95,10 @@ fn load_text(text: &str) -> Result<KubeletConfiguration, String> {
     let directory = tempfile::tempdir().unwrap();
     let path = write(directory.path(), "config.yaml", text);
     file::load(Some(&path), None)
+        .map(|(settings, warnings)| {
+            assert!(warnings.is_empty(), "{warnings:?}");
+            settings
+        })
         .map_err(|error| error.to_string().replace(&format!("{}: ", path.display()), ""))
 }
 
@@ -132,7 +138,7 @@ fn zeroes_that_kubeadm_writes_stand_for_the_defaults() {
 fn a_hand_made_file_is_read_and_its_relative_paths_are_its_own() {
     let directory = tempfile::tempdir().unwrap();
     let path = write(directory.path(), "kubelet.yaml", HAND_MADE);
-    let mut settings = file::load(Some(&path), None).unwrap();
+    let mut settings = file::load(Some(&path), None).unwrap().0;
     settings.fill_gated(&FeatureGates::default());
     assert_eq!(settings.static_pod_path, directory.path().join("manifests").to_str().unwrap());
     assert_eq!(settings.resolv_conf, directory.path().join("resolv.conf").to_str().unwrap());
@@ -165,15 +171,6 @@ fn a_file_at_fault_is_refused_with_the_field() {
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: Pod\n".to_owned(),
             "kind: expected \"KubeletConfiguration\"",
         ),
-        (format!("{HEADER}maxpods: 3\n"), "unknown field \"maxpods\""),
-        (
-            format!("{HEADER}authentication: {{webhook: {{enable: true}}}}\n"),
-            "unknown field \"authentication.webhook.enable\"",
-        ),
-        (
-            format!("{HEADER}registerWithTaints: [{{key: a, effect: NoSchedule, colour: red}}]\n"),
-            "unknown field \"registerWithTaints[0].colour\"",
-        ),
         (format!("{HEADER}maxPods: many\n"), "maxPods: invalid type: string \"many\""),
         (
             format!("{HEADER}syncFrequency: 10 minutes\n"),
@@ -185,7 +182,6 @@ fn a_file_at_fault_is_refused_with_the_field() {
             "evictionHard.memory.available: invalid type",
         ),
         (format!("{HEADER}clusterDNS: 10.0.0.1\n"), "clusterDNS: invalid type"),
-        (format!("{HEADER}maxPods: 1\nmaxPods: 2\n"), "maxPods"),
         (format!("{HEADER}clusterDNS: [\n"), ""),
     ] {
         let error = load_text(&text).expect_err(&text);
@@ -235,16 +231,16 @@ fn drop_ins_are_laid_over_the_file_in_order() {
     );
     write(&drop_ins, "30-c/x.conf", &format!("{HEADER}podsPerCore: 3\n"));
     write(&drop_ins, "99.yaml", "no configuration, and not looked at");
-    let settings = file::load(Some(&main), Some(&drop_ins)).unwrap();
+    let settings = file::load(Some(&main), Some(&drop_ins)).unwrap().0;
     assert_eq!((settings.max_pods, settings.port, settings.pods_per_core), (30, 10250, 3));
     assert_eq!(
         (settings.kube_reserved["cpu"].as_str(), settings.kube_reserved["pid"].as_str()),
         ("2", "5")
     );
 
-    let bad = write(&drop_ins, "40.conf", &format!("{HEADER}nope: 1\n"));
+    let bad = write(&drop_ins, "40.conf", &format!("{HEADER}maxPods: none\n"));
     let error = file::load(Some(&main), Some(&drop_ins)).unwrap_err().to_string();
-    assert!(error.contains(bad.to_str().unwrap()) && error.contains("nope"), "{error}");
+    assert!(error.contains(bad.to_str().unwrap()) && error.contains("maxPods"), "{error}");
     assert!(file::load(None, Some(&directory.path().join("none"))).is_err());
 }
 
@@ -288,10 +284,9 @@ fn flags_win_over_the_file() {
         BTreeMap::from([("x".into(), "1".into()), ("y".into(), String::new())])
     );
     assert_eq!(config.node_ips.len(), 2);
-    assert!(
-        config.deprecated_flags.contains(&"max-pods")
-            && !config.deprecated_flags.contains(&"node-ip")
-    );
+    let warned = |flag| config.warnings.iter().filter(|text| text.contains(flag)).count();
+    assert_eq!((warned("--max-pods is deprecated"), warned("--cluster-dns is")), (1, 1));
+    assert_eq!(warned("--node-ip"), 0);
 }
 
 #[test]
@@ -448,9 +443,18 @@ fn the_program_name_chooses_the_role() {
     assert!(
         matches!(run(&["kubelet", "--version=raw"]), Ok(Command::Print(text)) if text.contains("Minor:\"36\""))
     );
-    assert!(
-        matches!(run(&["kubelet", "--help"]), Ok(Command::Print(text)) if text.contains("--node-ip"))
-    );
+    let Ok(Command::Print(help)) = run(&["kubelet", "--help"]) else { panic!("no help") };
+    let groups = ["\nNode:\n", "\nGlobal:\n", "\nLogging:\n", "\nFields of", "\nAccepted"];
+    let places: Vec<_> = groups.iter().map(|group| help.find(group).unwrap()).collect();
+    assert!(places.is_sorted(), "{help}");
+    for flag in KUBELET_FLAGS {
+        let dashes = if flag.name.len() == 1 { "  -" } else { "  --" };
+        let shown = format!("{dashes}{} ", flag.name);
+        let lines = help.lines().filter(|line| format!("{line} ").starts_with(&shown));
+        assert_eq!(lines.count(), 1, "{shown}");
+    }
+    assert!(kubelet(&["--version=v1.36.1-mine"]).unwrap().warnings[0].contains("--version"));
+    assert!(kubelet(&["--version=maybe"]).unwrap_err().contains("--version"));
     assert!(matches!(run(&["kube-proxy", "--config=x"]), Err(ConfigError::NoProxy)));
     assert!(matches!(run(&["longshore", "proxy"]), Err(ConfigError::NoProxy)));
     assert!(matches!(run(&["longshore", "sail"]), Err(ConfigError::CommandLine(_))));

@@ -1,6 +1,7 @@
 //! The one owner of "what should run": the pods of all sources by UID, and which mirror in the
 //! apiserver belongs to which static pod. Workers hear of changes; everybody else asks.
 
+mod metrics;
 mod mirror;
 
 use std::collections::{BTreeMap, HashMap, HashSet};

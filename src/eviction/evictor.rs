@@ -12,6 +12,7 @@ use longshore_pod::status::Verdict;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
+use super::Metrics;
 use crate::desired::Desired;
 use crate::observe::Observer;
 use crate::runtime::{Announcer, describe};
@@ -26,6 +27,8 @@ const POLL: Duration = Duration::from_millis(100);
 
 /// Why a pod has to go.
 pub(super) struct Sentence {
+    /// What showed it, by the name under which it is counted.
+    pub(super) signal: &'static str,
     pub(super) message: String,
     /// For the event.
     pub(super) annotations: BTreeMap<String, String>,
@@ -49,6 +52,7 @@ struct Shared {
     pods_dir: PathBuf,
     /// Pods that were told to go, by UID, and the grace that they were given.
     told: Mutex<HashMap<String, Option<Duration>>>,
+    metrics: Metrics,
 }
 
 impl Evictor {
@@ -58,9 +62,10 @@ impl Evictor {
         ender: Ender,
         announcer: Announcer,
         root_dir: &Path,
+        metrics: Metrics,
     ) -> Self {
         let (pods_dir, told) = (root_dir.join("pods"), Mutex::default());
-        let shared = Shared { desired, observer, ender, announcer, pods_dir, told };
+        let shared = Shared { desired, observer, ender, announcer, pods_dir, told, metrics };
         Self { shared: Arc::new(shared) }
     }
 
@@ -85,7 +90,7 @@ impl Evictor {
             warn!(pod = describe(pod), "the pod is critical and stays");
             return false;
         }
-        let Sentence { message, annotations, grace, disruption } = sentence;
+        let Sentence { signal, message, annotations, grace, disruption } = sentence;
         let uid = spec::uid(pod);
         let mut told = self.shared.told.lock().unwrap_or_else(PoisonError::into_inner);
         let is_sooner = |known: &Option<Duration>| match (known, grace) {
@@ -100,7 +105,9 @@ impl Evictor {
         if !self.shared.ender.end(uid, End { verdict, grace }) {
             return false;
         }
-        told.insert(uid.to_owned(), grace);
+        if told.insert(uid.to_owned(), grace).is_none() {
+            self.shared.metrics.evicted(signal);
+        }
         drop(told);
         info!(pod = describe(pod), ?grace, message, "pod is evicted");
         self.shared.announcer.pod_warning_with(pod, REASON, &message, annotations);

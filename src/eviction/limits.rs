@@ -44,6 +44,7 @@ async fn check(stats: &Stats, evictor: &Evictor) {
         let over = usage.and_then(|usage| exceeded(pod, usage, layout));
         if let Some(over) = over {
             let sentence = Sentence {
+                signal: over.signal,
                 message: over.message,
                 annotations: [].into(),
                 grace: Some(AT_ONCE),

@@ -14,6 +14,7 @@
 mod evictor;
 mod limits;
 mod look;
+mod metrics;
 mod relief;
 mod wake;
 
@@ -37,6 +38,8 @@ use crate::observe::Observer;
 use crate::runtime::Announcer;
 use crate::stats::Stats;
 use crate::worker::Ender;
+
+pub use self::metrics::Metrics;
 
 /// What the node is short of, for those who tell it or refuse pods for it.
 pub type Pressure = watch::Receiver<NodePressure>;
@@ -83,17 +86,20 @@ pub struct Parts {
     pub reclaim: Arc<dyn Reclaim>,
     /// Where it is told what the node is short of.
     pub pressure: watch::Sender<NodePressure>,
+    /// What is counted.
+    pub metrics: Metrics,
 }
 
 /// Watch over the node. Never ends; drop it to stop.
 pub async fn run(config: Arc<Config>, parts: Parts) {
-    let Parts { stats, desired, observer, ender, recorder, reclaim, pressure } = parts;
+    let Parts { stats, desired, observer, ender, recorder, reclaim, pressure, metrics } = parts;
     for signal in pointless(&config.eviction.thresholds) {
         let signal = signal.as_str();
         warn!(signal, "evictionSoft means nothing there: it is less than evictionHard");
     }
     let announcer = Announcer::new(recorder.clone());
-    let evictor = Evictor::new(desired, observer, ender, announcer, &config.root_dir);
+    let evictor =
+        Evictor::new(desired, observer, ender, announcer, &config.root_dir, metrics.clone());
     let relief = Relief {
         stats: stats.clone(),
         evictor: evictor.clone(),
@@ -101,6 +107,7 @@ pub async fn run(config: Arc<Config>, parts: Parts) {
         reclaim,
         node_name: config.node_name.clone(),
         max_pod_grace: config.eviction.max_pod_grace,
+        metrics,
     };
     let woken = Notify::new();
     let kernel = config.kubelet.kernel_memcg_notification;

@@ -10,9 +10,9 @@ use longshore_pod::eviction::{
 use longshore_pod::spec;
 use tracing::{debug, info, warn};
 
-use super::Reclaim;
 use super::evictor::{AT_ONCE, Evictor, Sentence};
 use super::look::Looker;
+use super::{Metrics, Reclaim};
 use crate::events::{EventType, Recorder, node_reference};
 use crate::runtime::describe;
 use crate::stats::{Depth, Stats};
@@ -37,6 +37,7 @@ pub(super) struct Relief {
     pub(super) reclaim: Arc<dyn Reclaim>,
     pub(super) node_name: String,
     pub(super) max_pod_grace: i32,
+    pub(super) metrics: Metrics,
 }
 
 /// What was found at `begun`.
@@ -76,12 +77,14 @@ impl Relief {
             let explanation = explain(resource, candidate, &lack.due, &lack.observations);
             let grace = self.grace(&worst, candidate.pod);
             let sentence = Sentence {
+                signal: worst.signal.as_str(),
                 message: explanation.message,
                 annotations: explanation.annotations,
                 grace,
                 disruption: true,
             };
             if self.evictor.evict(candidate.pod, sentence) {
+                self.metrics.decided(worst.signal.as_str(), lack.begun);
                 let took = lack.begun.elapsed();
                 debug!(pod = describe(candidate.pod), ?took, "from the look to the order");
                 self.evictor.ended(candidate.pod, grace).await;

@@ -9,6 +9,7 @@
 mod containers;
 mod disk;
 mod images;
+mod metrics;
 
 use std::path::PathBuf;
 
@@ -19,6 +20,7 @@ use tracing::warn;
 
 pub use containers::Containers;
 pub use images::Images;
+pub use metrics::Metrics;
 
 use crate::config::Config;
 use crate::desired::Desired;
@@ -42,6 +44,8 @@ pub struct Parts {
     pub recorder: Recorder,
     /// The hands of the workers, which remember who pulled an image.
     pub pods: PodRuntime,
+    /// What is counted.
+    pub metrics: Metrics,
 }
 
 /// The collectors of a node. Cheap to clone.
@@ -76,7 +80,7 @@ impl Reclaim for Collectors {
 /// The collectors of a node that is configured like this. Nothing goes before they run, or are
 /// asked to.
 pub fn collectors(config: &Config, parts: Parts) -> Collectors {
-    let Parts { cri, observer, desired, status, recorder, pods } = parts;
+    let Parts { cri, observer, desired, status, recorder, pods, metrics } = parts;
     let node = node_reference(&config.node_name);
     let pod_logs_dir = PathBuf::from(&config.kubelet.pod_logs_dir);
     let containers = Containers::new(containers::Parts {
@@ -98,6 +102,7 @@ pub fn collectors(config: &Config, parts: Parts) -> Collectors {
         policy: images::Policy::new(config),
         root_dir: config.root_dir.clone(),
         pod_logs_dir,
+        metrics,
         removed: Box::new(move |id, since| pods.image_removed(id, since)),
     });
     Collectors { containers, images }

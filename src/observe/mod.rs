@@ -7,6 +7,7 @@
 
 mod convert;
 mod exits;
+mod metrics;
 mod relist;
 mod termination;
 
@@ -15,11 +16,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use longshore_cri::{Runtime, v1};
+use longshore_metrics::Registry;
 use longshore_pod::observed::{Container, ObservedPod, Sandbox};
 use tokio::sync::{Semaphore, watch};
 use tracing::{debug, warn};
 
 use crate::runtime::labels;
+use metrics::Metrics;
 
 pub use relist::{PLEG_DEADLINE, run};
 
@@ -77,17 +80,22 @@ struct Shared {
     pods: Mutex<HashMap<String, Record>>,
     relisted: watch::Sender<Option<Instant>>,
     looks: Semaphore,
+    metrics: Metrics,
 }
 
 impl Observer {
-    /// Nothing is seen until [`run`] has relisted for the first time.
-    pub fn new(runtime: Runtime) -> Self {
+    /// Nothing is seen until [`run`] has relisted for the first time. How much runs, and how
+    /// relists go, is told to `registry`.
+    pub fn new(runtime: Runtime, registry: &Registry) -> Self {
         let shared = Shared {
             pods: Mutex::default(),
             relisted: watch::Sender::new(None),
             looks: Semaphore::new(LOOKS),
+            metrics: Metrics::new(registry),
         };
-        Self { runtime, shared: Arc::new(shared) }
+        let observer = Self { runtime, shared: Arc::new(shared) };
+        metrics::tell(registry, observer.clone());
+        observer
     }
 
     /// What runs of one pod, and every change to it.

@@ -39,7 +39,10 @@ async fn relist_forever(observer: Observer) {
     let mut failing = false;
     loop {
         ticks.tick().await;
-        match relist(&observer).await {
+        let began = Instant::now();
+        let relisted = relist(&observer).await;
+        observer.shared.metrics.relisted(began);
+        match relisted {
             Ok(()) => failing = false,
             // A runtime that is away fails each second; saying so once is enough.
             Err(error) if failing => debug!(%error, "relist failed again"),
@@ -175,14 +178,24 @@ impl Record {
 async fn follow_events(observer: Observer) {
     loop {
         let mut events = pin!(observer.runtime.container_events());
+        let mut opened = false; // shows with the first event alone
         while let Some(event) = events.next().await {
             match event {
-                Ok(event) => hint(&observer, event),
+                Ok(event) => {
+                    if !opened {
+                        opened = true;
+                        observer.shared.metrics.streams.inc();
+                    }
+                    hint(&observer, event);
+                }
                 Err(error) if error.is_unimplemented() => {
                     debug!("the runtime has no container events, relists alone have to do");
                     return std::future::pending().await;
                 }
-                Err(error) => debug!(%error, "container events are not to be had"),
+                Err(error) => {
+                    observer.shared.metrics.stream_failures.inc();
+                    debug!(%error, "container events are not to be had");
+                }
             }
         }
         tokio::time::sleep(EVENTS_RETRY).await;

@@ -3,6 +3,7 @@
 //!
 //! Current limitations: probes are not counted for metrics.
 
+mod metrics;
 mod tally;
 mod task;
 #[cfg(test)]
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, Probe};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use longshore_metrics::Registry;
 use longshore_pod::Timestamp;
 use longshore_pod::observed::{self, ObservedPod, State};
 use longshore_pod::probes::{Finding, ProbeKind, ProbeResults};
@@ -22,6 +24,7 @@ use longshore_pod::spec::{self, ContainerKind};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
+use self::metrics::Metrics;
 use self::tally::period;
 use self::task::{Subject, Task};
 use crate::handlers::Handlers;
@@ -37,6 +40,7 @@ pub struct Probes {
     /// When the daemon began to probe.
     began: Timestamp,
     pods: Arc<Mutex<HashMap<String, PodProbes>>>,
+    metrics: Metrics,
 }
 
 /// The probes of one pod.
@@ -50,9 +54,15 @@ struct PodProbes {
 }
 
 impl Probes {
-    /// Nothing is probed yet.
-    pub fn new(handlers: Handlers, announcer: Announcer, host_ips: &[String]) -> Self {
+    /// Nothing is probed yet. How probes turn out is told to `registry`.
+    pub fn new(
+        handlers: Handlers,
+        announcer: Announcer,
+        host_ips: &[String],
+        registry: &Registry,
+    ) -> Self {
         Self {
+            metrics: Metrics::new(registry),
             handlers,
             announcer,
             host_ips: host_ips.into(),
@@ -127,6 +137,7 @@ impl Probes {
         subject: Arc<Subject>,
         is_old: bool,
     ) -> Vec<(ProbeKind, AbortOnDropHandle<()>)> {
+        self.metrics.begin(spec::uid(&subject.pod));
         let results = pod.results.borrow().clone();
         let is_due = |kind: &ProbeKind| match kind {
             ProbeKind::Readiness => true,
@@ -142,6 +153,7 @@ impl Probes {
                 results: pod.results.clone(),
                 subject: subject.clone(),
                 kind,
+                metrics: self.metrics.clone(),
             };
             // A daemon that starts finds all containers at once; their probes spread out.
             let delay =
@@ -165,6 +177,7 @@ impl Probes {
     /// Stop all probes of the pod and forget what they have found.
     pub fn forget(&self, uid: &str) {
         self.pods().remove(uid);
+        self.metrics.forget(uid);
     }
 
     fn pods(&self) -> MutexGuard<'_, HashMap<String, PodProbes>> {

@@ -10,6 +10,7 @@ use longshore_pod::spec::ContainerKind;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+use super::metrics::Metrics;
 use super::tally::{Tally, eager_pause, initial_delay, period};
 use crate::handlers::{Error, Handlers, Outcome, Target};
 use crate::runtime::Announcer;
@@ -31,6 +32,7 @@ pub(super) struct Task {
     pub(super) results: watch::Sender<Arc<ProbeResults>>,
     pub(super) subject: Arc<Subject>,
     pub(super) kind: ProbeKind,
+    pub(super) metrics: Metrics,
 }
 
 impl Task {
@@ -99,7 +101,13 @@ impl Task {
     /// The future of an attempt is large, and most of the time there is none.
     fn ask(&self, probe: &Probe) -> impl Future<Output = Result<Outcome, Error>> + Send + Unpin {
         let Subject { container, id, ip, .. } = &*self.subject;
-        Box::pin(self.handlers.probe(Target { container, id, ip }, probe))
+        let probed = self.handlers.probe(Target { container, id, ip }, probe);
+        Box::pin(async move {
+            let began = Instant::now();
+            let outcome = probed.await;
+            self.metrics.probed(&self.subject, self.kind, &outcome, began.elapsed());
+            outcome
+        })
     }
 
     /// An attempt; `None` if it could not be made, and shows nothing.

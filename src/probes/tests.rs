@@ -28,7 +28,7 @@ impl Probed {
     fn new(container: Value) -> Self {
         let handlers = Handlers::new(Runtime::new(Options::new("unix:///nowhere")).unwrap());
         let (recorder, _) = Recorder::start(None, "node");
-        let probes = Probes::new(handlers, Announcer::new(recorder), &[]);
+        let probes = Probes::new(handlers, Announcer::new(recorder), &[], &Registry::default());
         let mut pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
             "spec": {"containers": [{"name": "c"}]},
@@ -309,6 +309,7 @@ async fn a_probe_that_waits_takes_little_room() {
         results: watch::Sender::default(),
         subject: Arc::new(subject),
         kind: ProbeKind::Liveness,
+        metrics: Metrics::new(&Registry::default()),
     };
     let size = size_of_val(&task.run(Duration::ZERO));
     assert!(size <= 1024, "{size} bytes");

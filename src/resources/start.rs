@@ -5,6 +5,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use longshore_cri::Runtime;
+use longshore_metrics::Registry;
 use tracing::warn;
 
 use super::allocatable::{self, Amounts};
@@ -56,6 +57,7 @@ pub async fn start(
     machine: &Machine,
     runtime: &Runtime,
     recorder: &Recorder,
+    registry: &Registry,
 ) -> Result<(Cgroups, impl Future<Output = ()> + use<>), Error> {
     let kubelet = &config.kubelet;
     let told = Told { recorder: recorder.clone(), node: config.node_name.clone() };
@@ -69,7 +71,7 @@ pub async fn start(
     }
     let driver = cgroups::choose_driver(runtime, Driver::named(&kubelet.cgroup_driver)).await?;
     let policy = policy(config, &capacity);
-    let cgroups = Cgroups::setup(driver, &kubelet.cgroup_root, policy).await?;
+    let cgroups = Cgroups::setup(driver, &kubelet.cgroup_root, policy, registry).await?;
     if !cgroups.is_unified() {
         told.warning("CgroupV1", V1_IS_OLD);
     }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::Pod;
+use longshore_metrics::Registry;
 use serde_json::{Value, json};
 
 use super::{Ids, Pulls, Settings, Verification};
@@ -37,8 +38,13 @@ pub(super) fn settings(dir: &Path) -> Settings {
         swap: Swap::default(),
         memory_qos: None,
         // Nothing is made where there are no levels, so nothing is waited for.
-        cgroups: futures::executor::block_on(Cgroups::setup(Driver::Cgroupfs, "/", policy()))
-            .unwrap(),
+        cgroups: futures::executor::block_on(Cgroups::setup(
+            Driver::Cgroupfs,
+            "/",
+            policy(),
+            &Registry::default(),
+        ))
+        .unwrap(),
     }
 }
 

@@ -78,7 +78,11 @@ impl PodRuntime {
         let Some(hook) = hook.filter(|_| !grace.is_zero()) else { return Duration::ZERO };
         let start = Instant::now();
         // One that runs out of time is cut off, which is a failure as well.
-        if !matches!(timeout(grace, self.hook(pod, target, hook)).await, Ok(Ok(()))) {
+        let ended = timeout(grace, self.hook(pod, target, hook)).await;
+        if ended.is_err() && hook.sleep.is_some() {
+            self.metrics.sleeps_cut_short.inc();
+        }
+        if !matches!(ended, Ok(Ok(()))) {
             let (name, message) = (&target.container.name, "PreStopHook failed");
             self.announcer.container(pod, kind, name, true, "FailedPreStopHook", message);
         }
@@ -95,6 +99,7 @@ impl PodRuntime {
         match ran {
             Ok(None) => Ok(()),
             Ok(Some(fallback)) => {
+                self.metrics.http_fallbacks.inc();
                 self.announcer.pod(pod, true, "LifecycleHTTPFallback", &fallback.0);
                 Ok(())
             }

@@ -14,6 +14,7 @@ mod hosts;
 mod images;
 mod isolation;
 pub mod labels;
+mod metrics;
 mod mounts;
 mod resize;
 pub mod resources;
@@ -27,7 +28,7 @@ mod userns;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use longshore_cri::Runtime;
@@ -37,6 +38,7 @@ use tracing::debug;
 
 pub use announce::Announcer;
 pub use images::{Present, Pulls, Verification};
+pub use metrics::{Calls, Metrics};
 pub use settings::Settings;
 pub use start::Prepared;
 pub use stop::{discard_sandbox, remove_run, stop_run};
@@ -249,6 +251,8 @@ pub struct Parts {
     pub managers: Managers,
     /// What of the node's config shapes its pods.
     pub settings: Arc<Settings>,
+    /// What is counted.
+    pub metrics: Metrics,
 }
 
 /// The hands of the workers. Cheap to clone.
@@ -265,13 +269,14 @@ pub struct PodRuntime {
     user_namespaces: Arc<userns::UserNamespaces>,
     managers: Managers,
     settings: Arc<Settings>,
+    metrics: Metrics,
 }
 
 impl PodRuntime {
     /// Hands that work with these parts.
     pub fn new(parts: Parts) -> Self {
         let Parts { cri, observer, objects, services, volumes, announcer, handlers, .. } = parts;
-        let (managers, settings) = (parts.managers, parts.settings);
+        let (managers, settings, metrics) = (parts.managers, parts.settings, parts.metrics);
         let objects = objects.fresh();
         let images = images::Images::new(
             cri.clone(),
@@ -279,6 +284,7 @@ impl PodRuntime {
             announcer.clone(),
             settings.root_dir.clone(),
             &settings.pulls,
+            metrics.clone(),
         );
         let pods_dir = settings.root_dir.join("pods");
         Self {
@@ -293,7 +299,13 @@ impl PodRuntime {
             handlers,
             managers,
             settings,
+            metrics,
         }
+    }
+
+    /// For how long images were pulled for the pod with that UID.
+    pub fn time_of_pulls(&self, uid: &str) -> Duration {
+        self.metrics.time_of_pulls(uid)
     }
 
     /// Make the pod's directories.
@@ -319,7 +331,10 @@ impl PodRuntime {
         for dns::Complaint { reason, message } in complaints {
             self.announcer.pod(pod, true, reason, &message);
         }
-        let id = self.cri.run_pod_sandbox(config, &isolation.handler).await?;
+        let began = Instant::now();
+        let ran = self.cri.run_pod_sandbox(config, &isolation.handler).await;
+        self.metrics.ran_sandbox(&isolation.handler, began, ran.is_err());
+        let id = ran?;
         debug!(pod = describe(pod), %id, "sandbox runs");
         Ok(self.observer.look_at_sandbox(spec::uid(pod), &id).await?)
     }

@@ -5,12 +5,13 @@
 //! What the answers are made of is asked of a [`Host`]; nothing else of the daemon is known here.
 //!
 //! Current limitations: of the control plane's port there are logs, commands, port-forwarding, pods,
-//! health and figures; the daemon's own metrics come with their part.
+//! health, figures and the node's own metrics.
 
 mod auth;
 mod figures;
 mod listen;
 mod logs;
+mod metrics;
 mod streaming;
 #[cfg(test)]
 mod tests;
@@ -39,9 +40,11 @@ use tracing::info;
 use self::auth::Auth;
 pub use self::auth::NoApiserver;
 pub use self::figures::Figures;
+pub use self::metrics::Requests;
 use self::tls::Tls;
 pub use self::tls::TlsError;
 use crate::config::Config;
+use crate::metrics::Metrics;
 
 /// What the ports tell of; the rest of the daemon answers.
 pub trait Host: Send + Sync + 'static {
@@ -59,6 +62,9 @@ pub trait Host: Send + Sync + 'static {
 
     /// Whether the container with that id may still write to its log. Cheap; asked each second.
     fn is_running(&self, container_id: &str) -> bool;
+
+    /// What the node tells of itself.
+    fn metrics(&self) -> &Metrics;
 
     /// Whether the daemon's own loops turn; the error says which does not.
     fn healthy(&self) -> Result<(), String>;
@@ -129,10 +135,13 @@ impl Server {
             let router = read_only(Arc::clone(&host))
                 .merge(debugging)
                 .layer(from_fn_with_state(auth, auth::gate));
+            let requests = host.metrics().requests.clone();
+            let router = requests.counted(router, "readwrite");
             ports.push(Port { listener, tls: Some(tls), router });
             if settings.read_only_port != 0 {
                 let listener = listen(&settings.address, settings.read_only_port).await?;
-                ports.push(Port { listener, tls: None, router: read_only(Arc::clone(&host)) });
+                let router = requests.counted(read_only(Arc::clone(&host)), "readonly");
+                ports.push(Port { listener, tls: None, router });
             }
         }
         if let Some(figures) = host.figures().filter(|_| config.cadvisor_port != 0) {
@@ -181,7 +190,8 @@ fn health(host: Arc<dyn Host>) -> Router {
 
 fn read_only(host: Arc<dyn Host>) -> Router {
     let pods = Router::new().route("/pods", get(pods)).with_state(Arc::clone(&host));
-    health(Arc::clone(&host)).merge(pods).merge(figures::routes(host.figures()))
+    let figures = figures::routes(host.figures());
+    health(Arc::clone(&host)).merge(pods).merge(figures).merge(metrics::routes(host))
 }
 
 /// What stands in for handlers that the settings do not want.

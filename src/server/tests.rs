@@ -28,6 +28,7 @@ struct OnePod {
     log: PathBuf,
     running: AtomicBool,
     healthy: AtomicBool,
+    metrics: Metrics,
 }
 
 impl Host for OnePod {
@@ -51,6 +52,10 @@ impl Host for OnePod {
 
     fn is_running(&self, _: &str) -> bool {
         self.running.load(Ordering::SeqCst)
+    }
+
+    fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     fn healthy(&self) -> Result<(), String> {
@@ -189,6 +194,7 @@ async fn setup(more: &[&str], allowed: &[(&str, &str)]) -> Setup {
         log: pki.path("0.log"),
         running: AtomicBool::new(true),
         healthy: AtomicBool::new(true),
+        metrics: Metrics::new("node"),
     });
     fs::write(&host.log, "2024-01-01T00:00:00Z stdout F one\n2024-01-01T00:00:01Z stderr F two\n")
         .unwrap();

@@ -11,9 +11,12 @@ use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsag
 use rustls::ServerConfig;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::CertificateDer;
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
 use tracing::{info, warn};
 
 use super::auth::User;
+use crate::certificates;
 use crate::config::Config;
 
 /// How often the files are looked at for renewal.
@@ -48,8 +51,12 @@ pub(super) struct Tls {
 
 /// Where everything comes from.
 struct Sources {
-    certificate: PathBuf,
-    key: PathBuf,
+    /// Certificate and key: the first pair of files that is there counts.
+    pairs: Vec<(PathBuf, PathBuf)>,
+    /// Whether the pair may still be to come, signed by the cluster.
+    awaited: bool,
+    /// Whether files are looked at again: those of the pair, and that of the client CA.
+    reload: (bool, bool),
     client_ca: Option<PathBuf>,
     provider: Arc<CryptoProvider>,
     versions: &'static [&'static rustls::SupportedProtocolVersion],
@@ -58,6 +65,8 @@ struct Sources {
 #[derive(Clone)]
 struct Built {
     config: Arc<ServerConfig>,
+    /// Whether there is a certificate to show; without one each handshake fails.
+    certified: bool,
     clients: Option<ClientCa>,
 }
 
@@ -71,14 +80,26 @@ impl Tls {
     /// Reads the files that `config` names; without any, makes a certificate of the node's own.
     pub(super) fn new(config: &Config, ips: &[IpAddr]) -> Result<Self, TlsError> {
         let settings = &config.kubelet;
-        let (certificate, key) = match settings.tls_cert_file.as_str() {
-            "" => own_certificate(&config.cert_dir, &config.node_name, ips)?,
-            file => (PathBuf::from(file), PathBuf::from(&settings.tls_private_key_file)),
+        let named = (!settings.tls_cert_file.is_empty()).then(|| {
+            (PathBuf::from(&settings.tls_cert_file), PathBuf::from(&settings.tls_private_key_file))
+        });
+        let pairs = match (settings.server_tls_bootstrap, named) {
+            (true, named) => {
+                let signed = certificates::serving_pair_path(&config.cert_dir);
+                [(signed.clone(), signed)].into_iter().chain(named).collect()
+            }
+            (false, Some(named)) => vec![named],
+            (false, None) => vec![own_certificate(&config.cert_dir, &config.node_name, ips)?],
         };
         let ca = &settings.authentication.x509.client_ca_file;
         let sources = Sources {
-            certificate,
-            key,
+            pairs,
+            awaited: settings.server_tls_bootstrap,
+            reload: (
+                settings.server_tls_bootstrap
+                    || config.gates.enabled("ReloadKubeletServerCertificateFile"),
+                config.gates.enabled("ReloadKubeletClientCAFile"),
+            ),
             client_ca: (!ca.is_empty()).then(|| PathBuf::from(ca)),
             provider: Arc::new(provider(&settings.tls_cipher_suites)?),
             versions: match settings.tls_min_version.as_str() {
@@ -105,7 +126,7 @@ impl Tls {
 
     fn current(&self) -> Built {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if current.looked.elapsed() >= RELOAD_INTERVAL {
+        if current.looked.elapsed() >= RELOAD_INTERVAL || !current.built.certified {
             current.looked = Instant::now();
             let changed = self.sources.changed();
             if changed != current.changed {
@@ -125,14 +146,15 @@ impl Tls {
 
 impl Sources {
     fn changed(&self) -> Vec<Option<SystemTime>> {
-        let files = [Some(&self.certificate), Some(&self.key), self.client_ca.as_ref()];
+        let (pair, ca) = self.reload;
+        let pairs = self.pairs.iter().filter(|_| pair).flat_map(|(one, two)| [one, two]);
+        let files = pairs.map(Some).chain([self.client_ca.as_ref().filter(|_| ca)]);
         let time = |path: &PathBuf| path.metadata().and_then(|file| file.modified()).ok();
-        files.into_iter().map(|path| path.and_then(time)).collect()
+        files.map(|path| path.and_then(time)).collect()
     }
 
     fn build(&self) -> Result<Built, TlsError> {
-        let chain = certificates(&self.certificate)?;
-        let key = private_key(&self.key)?;
+        let shown = self.certified()?;
         let load = |ca| ClientCa::load(ca, &self.provider);
         let clients = self.client_ca.as_deref().map(load).transpose()?;
         let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
@@ -144,11 +166,36 @@ impl Sources {
             Some(clients) => builder.with_client_cert_verifier(clients.ask()),
             None => builder.with_no_client_auth(),
         };
-        let mut config = builder
-            .with_single_cert(chain, key)
-            .map_err(|error| content(&self.certificate, error))?;
+        let certified = shown.is_some();
+        let mut config = builder.with_cert_resolver(Arc::new(Shown(shown)));
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Built { config: Arc::new(config), clients })
+        Ok(Built { config: Arc::new(config), certified, clients })
+    }
+
+    /// The pair that counts; `None`: it is still to come.
+    fn certified(&self) -> Result<Option<Arc<CertifiedKey>>, TlsError> {
+        let there = self.pairs.iter().find(|(certificate, _)| certificate.exists());
+        let Some((certificate, key)) = there.or(self.pairs.first().filter(|_| !self.awaited))
+        else {
+            return Ok(None);
+        };
+        let (chain, key) = (certificates(certificate)?, private_key(key)?);
+        let certified = CertifiedKey::from_der(chain, key, &self.provider)
+            .map_err(|error| content(certificate, error))?;
+        Ok(Some(Arc::new(certified)))
+    }
+}
+
+/// The certificate of every handshake.
+#[derive(Debug)]
+struct Shown(Option<Arc<CertifiedKey>>);
+
+impl ResolvesServerCert for Shown {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        if self.0.is_none() {
+            warn!("no serving certificate available yet: its signing request waits for approval");
+        }
+        self.0.clone()
     }
 }
 
@@ -227,4 +274,55 @@ fn self_signed(node: &str, ips: &[IpAddr]) -> Result<(String, String), rcgen::Er
     params.not_after = now + Duration::from_secs(365 * 24 * 3600);
     let key = KeyPair::generate()?;
     Ok((params.self_signed(&key)?.pem(), key.serialize_pem()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use rustls::RootCertStore;
+    use rustls::pki_types::ServerName;
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+    use super::*;
+    use crate::config::{Command, from_args};
+
+    /// A handshake of a client that trusts that certificate alone.
+    async fn handshake(tls: &Tls, trusted: &Path) -> io::Result<()> {
+        let mut roots = RootCertStore::empty();
+        roots.add(certificates(trusted).unwrap().remove(0)).unwrap();
+        let config = rustls::ClientConfig::builder_with_provider(ring::default_provider().into())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let accept = TlsAcceptor::from(tls.server_config()).accept(far);
+        let connector = TlsConnector::from(Arc::new(config));
+        let connect = connector.connect(ServerName::try_from("n1").unwrap(), near);
+        let (connected, accepted) = tokio::join!(connect, accept);
+        accepted?;
+        connected.map(drop)
+    }
+
+    #[tokio::test]
+    async fn handshakes_fail_until_the_cluster_has_signed_a_certificate() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = [
+            "kubelet".to_owned(),
+            "--fail-cgroupv1=false".to_owned(),
+            "--hostname-override=n1".to_owned(),
+            format!("--cert-dir={}", dir.path().display()),
+            "--rotate-server-certificates".to_owned(),
+        ];
+        let Ok(Command::Kubelet(config)) = from_args(args) else { panic!("no config") };
+        let tls = Tls::new(&config, &[]).unwrap();
+        assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "none of its own making");
+        let pair = crate::certificates::serving_pair_path(dir.path());
+        let (certificate, key) = self_signed("n1", &[]).unwrap();
+        let trusted = dir.path().join("trusted.crt");
+        std::fs::write(&trusted, &certificate).unwrap();
+        assert!(handshake(&tls, &trusted).await.is_err());
+        std::fs::write(&pair, format!("{certificate}{key}")).unwrap();
+        handshake(&tls, &trusted).await.unwrap();
+    }
 }

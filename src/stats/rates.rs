@@ -26,8 +26,7 @@ struct Sample {
 }
 
 impl Rates {
-    /// Note a snapshot, and tell it the rates. What is not in it is forgotten, but for the daemons
-    /// and pods of a snapshot that was begun at the same time.
+    /// Note a snapshot, and tell it the rates. What is not in it is forgotten.
     pub(super) fn apply(&self, snapshot: &mut Snapshot) {
         // No code panics while it holds the lock.
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -5,6 +5,7 @@
 //! pod is gone; what the apiserver calls invalid is left out and said. A pod that has come to its
 //! end is deleted only after its last status was taken.
 
+mod metrics;
 mod patch;
 mod write;
 
@@ -13,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use longshore_metrics::{Histogram, Registry};
 use longshore_pod::spec;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -39,6 +41,8 @@ struct Entry {
     written_version: u64,
     /// The pod's end is complete: delete its object once the status is taken.
     finish: bool,
+    /// Since when the apiserver has not what is wanted.
+    since: Option<Instant>,
     queued: bool,
     writing: bool,
     /// Something came up while a write was under way.
@@ -49,15 +53,17 @@ struct Entry {
 }
 
 /// Handle by which workers tell. Cheap to clone. Nothing is written until [`run`](Self::run) runs.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct StatusWriter {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
     work: Notify,
+    /// From a change to when it is taken.
+    durations: Histogram,
 }
 
 #[derive(Debug, Default)]
@@ -85,7 +91,21 @@ enum Outcome {
     Failed,
 }
 
+/// A writer that tells nobody how long it takes.
+impl Default for StatusWriter {
+    fn default() -> Self {
+        Self::new(&Registry::default())
+    }
+}
+
 impl StatusWriter {
+    /// A writer that tells `registry` how long it takes.
+    pub fn new(registry: &Registry) -> Self {
+        let (state, work, durations) =
+            (Mutex::default(), Notify::default(), metrics::durations(registry));
+        Self { shared: Arc::new(Shared { state, work, durations }) }
+    }
+
     /// The pod's status is now this one.
     pub fn tell(&self, pod: &Arc<Pod>, status: PodStatus) {
         self.put(pod, status, false);
@@ -126,6 +146,7 @@ impl StatusWriter {
             written_uid: uid.to_owned(),
             written_version: version(pod),
             finish: false,
+            since: None,
             queued: false,
             writing: false,
             again: false,
@@ -139,6 +160,7 @@ impl StatusWriter {
         if !is_news && entry.is_written() {
             return;
         }
+        entry.since.get_or_insert_with(Instant::now);
         state.enqueue(uid);
         drop(state);
         self.shared.work.notify_one();
@@ -213,6 +235,11 @@ impl StatusWriter {
                 entry.failures = 0;
                 entry.written = job.wanted;
                 entry.written_version = entry.written_version.max(version);
+                if entry.is_written()
+                    && let Some(since) = entry.since.take()
+                {
+                    self.shared.durations.took(since.elapsed());
+                }
                 if again || entry.finish != job.finish || !entry.is_written() {
                     state.enqueue(&job.uid);
                 }
@@ -257,6 +284,7 @@ impl State {
             };
             entry.take_in(&object);
             if entry.is_written() && !entry.finish {
+                entry.since = None; // somebody else wrote it
                 continue;
             }
             entry.writing = true;

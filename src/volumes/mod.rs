@@ -9,6 +9,7 @@ mod empty_dir;
 mod error;
 mod host_path;
 mod layout;
+mod metrics;
 mod nested;
 mod payload;
 mod remove;
@@ -17,6 +18,7 @@ mod sub_path;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
 
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{
@@ -24,6 +26,7 @@ use k8s_openapi::api::core::v1::{
     Pod, ProjectedVolumeSource, SecretVolumeSource, Volume,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use longshore_metrics::Registry;
 use longshore_pod::spec;
 use serde::Serialize;
 use tokio::sync::RwLock;
@@ -35,6 +38,7 @@ use crate::objects::Objects;
 use dir::Dir;
 use empty_dir::Medium;
 use error::if_exists;
+use metrics::Metrics;
 use payload::{Payload, Sources, fs_group};
 
 /// Where one volume of a pod lies.
@@ -62,18 +66,21 @@ struct Inner {
     /// One lock per pod at work: set-ups share it, tear-down has it alone. It is held by the work
     /// itself, which goes on when the caller does not wait for it any more.
     locks: Mutex<HashMap<String, Weak<RwLock<()>>>>,
+    metrics: Metrics,
 }
 
 impl Volumes {
     /// Volumes below a root directory that exists, with content from `objects` (where a pod is to
-    /// be registered before it is mounted); `allocatable` is what the node can give to pods.
+    /// be registered before it is mounted); `allocatable` is what the node can give to pods. How
+    /// the work on them goes is told to `registry`.
     pub fn new(
         root: impl Into<PathBuf>,
         objects: Objects,
         allocatable: BTreeMap<String, Quantity>,
+        registry: &Registry,
     ) -> Self {
-        let inner = Inner { root: root.into(), objects, allocatable, locks: Mutex::default() };
-        Self { inner: Arc::new(inner) }
+        let (root, locks, metrics) = (root.into(), Mutex::default(), Metrics::new(registry));
+        Self { inner: Arc::new(Inner { root, objects, allocatable, locks, metrics }) }
     }
 
     /// Where a pod's directory is or would be.
@@ -89,7 +96,9 @@ impl Volumes {
         // An image is mounted by the runtime, straight into the container.
         let volumes = volumes.filter(|volume| volume.image.is_none());
         let set_ups = volumes.map(async |volume| {
-            let mounted = self.set_up(pod, volume, &Source::of(volume)?).await?;
+            let source = Source::of(volume)?;
+            self.inner.metrics.wants(spec::uid(pod), &volume.name, source.plugin());
+            let mounted = self.set_up(pod, volume, &source).await?;
             Ok((volume.name.clone(), mounted))
         });
         join_all(set_ups).await.into_iter().collect()
@@ -164,9 +173,10 @@ impl Volumes {
         volume: &Volume,
         source: &Source<'_>,
     ) -> Result<Mounted, Error> {
-        self.set_up_source(pod, &volume.name, source)
-            .await
-            .map_err(|error| Error::SetUp { volume: volume.name.clone(), source: Box::new(error) })
+        let (uid, name, began) = (spec::uid(pod), &volume.name, Instant::now());
+        let outcome = self.set_up_source(pod, name, source).await;
+        self.inner.metrics.set_up(uid, name, source.plugin(), began, &outcome);
+        outcome.map_err(|error| Error::SetUp { volume: name.clone(), source: Box::new(error) })
     }
 
     async fn set_up_source(
@@ -260,13 +270,16 @@ impl Volumes {
     ) -> Result<(), Error> {
         layout::component("pod UID", uid)?;
         let guard = self.lock(uid).write_owned().await;
-        let (pods, uid) = (self.inner.root.join(layout::PODS), uid.to_owned());
-        blocking(move || {
+        let began = Instant::now();
+        let (pods, owned) = (self.inner.root.join(layout::PODS), uid.to_owned());
+        let taken_down = blocking(move || {
             let _guard = guard;
             let pods = if_exists(Dir::open_trusted(&pods))?;
-            pods.map_or(Ok(()), |pods| work(&pods, uid.as_ref()))
+            pods.map_or(Ok(()), |pods| work(&pods, owned.as_ref()))
         })
-        .await
+        .await;
+        self.inner.metrics.took_down(uid, began, &taken_down);
+        taken_down
     }
 
     fn lock(&self, uid: &str) -> Arc<RwLock<()>> {
@@ -318,6 +331,18 @@ impl<'a> Source<'a> {
             volume: volume.name.clone(),
             kind: kind_of(volume),
         })
+    }
+
+    /// The name of what sets it up, as upstream counts it.
+    fn plugin(&self) -> &'static str {
+        match self {
+            Self::EmptyDir(_) => "kubernetes.io/empty-dir",
+            Self::HostPath(_) => "kubernetes.io/host-path",
+            Self::ConfigMap(_) => "kubernetes.io/configmap",
+            Self::Secret(_) => "kubernetes.io/secret",
+            Self::DownwardApi(_) => "kubernetes.io/downward-api",
+            Self::Projected(_) => "kubernetes.io/projected",
+        }
     }
 
     /// Whether the node puts data into it that can change.

@@ -132,6 +132,7 @@ impl Hands {
             return Ok(());
         }
         let made = self.tools.runtime.create_sandbox(&self.pod, attempt).await;
+        self.tools.metrics.made_sandbox(made.is_ok());
         if made.is_err() {
             self.place.give_back();
         }
@@ -199,7 +200,10 @@ impl Hands {
         match recall.run_until_cancelled(fetch).await {
             None => Outcome::Recalled,
             Some(Ok(image)) => Outcome::Fetched(name, image),
-            Some(Err(error)) => Outcome::NotStarted(name, error),
+            Some(Err(error)) => {
+                self.tools.metrics.began(kind, Some(error.reason));
+                Outcome::NotStarted(name, error)
+            }
         }
     }
 
@@ -231,6 +235,7 @@ impl Hands {
         };
         self.place.give_back();
         self.tools.garbage.tidy(self.uid()).await;
+        self.tools.metrics.began(start.kind, started.as_ref().err().map(|error| error.reason));
         match started {
             Ok(()) => Outcome::Started(start.name),
             Err(_) if self.is_lost(&sandbox.id).await => Outcome::SandboxLost(start.name),

@@ -90,6 +90,7 @@ impl Task {
             warn!(pod = describe(&self.pod), %error, "pod does not let go of everything yet");
             self.pause().await;
         }
+        self.stopwatch.rest(); // its object may stay for long
         let mut finished = false;
         loop {
             match self.take_order() {

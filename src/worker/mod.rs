@@ -8,13 +8,16 @@ mod act;
 mod end;
 mod ender;
 mod entry;
+mod metrics;
 mod place;
 mod pool;
 mod resize;
 mod steps;
 mod stop;
+mod stopwatch;
 mod sync;
 mod task;
+mod tell;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +27,7 @@ use longshore_pod::status::Verdict;
 
 pub(crate) use end::grace;
 pub use ender::Ender;
+pub use metrics::Metrics;
 pub use place::Places;
 pub use pool::{Pool, Tools};
 

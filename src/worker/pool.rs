@@ -17,6 +17,7 @@ use tracing::{error, info};
 
 use super::Order;
 use super::ender::Ender;
+use super::metrics::Metrics;
 use super::place::Places;
 use super::task::Task;
 use crate::admission::Admission;
@@ -63,6 +64,8 @@ pub struct Tools {
     pub garbage: crate::gc::Containers,
     /// What decides whether a pod is taken in.
     pub admission: Admission,
+    /// What is counted.
+    pub metrics: Metrics,
 }
 
 /// The workers.
@@ -184,6 +187,9 @@ impl Pool {
         if let Some(next) = next.map(|(uid, _)| uid.clone())
             && let Some(pod) = self.waiting.remove(&next)
         {
+            if next == uid {
+                self.tools.metrics.came_again(&pod);
+            }
             self.set(pod);
         }
     }
@@ -199,19 +205,26 @@ impl Pool {
         if !self.swept {
             self.swept = true;
             match self.tools.volumes.pods_on_disk().await {
-                Ok(uids) => uids.into_iter().for_each(|uid| {
-                    self.remove_orphan(&ObservedPod { uid, ..ObservedPod::default() })
-                }),
-                Err(error) => error!(%error, "directories of pods cannot be read"),
+                Ok(uids) => {
+                    let of = |uid| ObservedPod { uid, ..ObservedPod::default() };
+                    let found = uids.into_iter().filter(|uid| self.remove_orphan(&of(uid.clone())));
+                    let found = found.count();
+                    self.tools.metrics.swept(Some(found));
+                }
+                Err(error) => {
+                    self.tools.metrics.swept(None);
+                    error!(%error, "directories of pods cannot be read");
+                }
             }
         }
     }
 
-    fn remove_orphan(&mut self, observed: &ObservedPod) {
+    /// Tells whether it was one, which is being removed now.
+    fn remove_orphan(&mut self, observed: &ObservedPod) -> bool {
         let uid = &observed.uid;
         let mut workers = self.workers.workers();
         if workers.contains_key(uid) || self.desired.pod(uid).is_some() {
-            return;
+            return false;
         }
         let (pod, namespace) = (&observed.name, &observed.namespace);
         info!(pod, namespace, uid, "pod is there and should not be");
@@ -219,6 +232,7 @@ impl Pool {
         let (orders, order) = watch::channel(Order { pod, gone: true, end: None });
         workers.insert(uid.clone(), orders);
         self.tasks.spawn(Task::new(self.tools.clone(), order).run_orphan());
+        true
     }
 }
 

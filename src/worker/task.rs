@@ -10,7 +10,7 @@ use longshore_pod::backoff::{Backoff, RESTART_BASE};
 use longshore_pod::observed::ObservedPod;
 use longshore_pod::plan::BackoffKey;
 use longshore_pod::probes::ProbeResults;
-use longshore_pod::status::{self, Context, Verdict};
+use longshore_pod::status::{self, Verdict};
 use longshore_pod::{Timestamp, spec};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -22,6 +22,7 @@ use super::entry::Entry;
 use super::place::Place;
 use super::resize::Resizing;
 use super::steps::{Outcome, Steps};
+use super::stopwatch::Stopwatch;
 use super::{Order, Phase, Tools, Why};
 use crate::admission::Seat;
 use crate::resources::allocation::Decision;
@@ -93,6 +94,7 @@ pub(super) struct Task {
     unseen: Option<(Timestamp, bool)>,
     /// When the data in the volumes was compared with its source last.
     refreshed: Instant,
+    pub(super) stopwatch: Stopwatch,
 }
 
 /// A container's wait.
@@ -144,6 +146,7 @@ impl Task {
             deadline: watch::Sender::new(None),
             unseen: None,
             refreshed: Instant::now(),
+            stopwatch: tools.metrics.stopwatch(),
             tools,
         }
     }
@@ -151,6 +154,7 @@ impl Task {
     /// The worker of a pod that runs and that nobody wants: its containers tell what it was.
     pub(super) async fn run_orphan(mut self) -> String {
         let observed = self.observed.borrow().clone();
+        self.stopwatch.is_orphan();
         self.pod = Arc::new(self.tools.runtime.restore(&self.pod, &observed).await);
         self.asked = self.pod.clone();
         self.run().await
@@ -159,9 +163,12 @@ impl Task {
     /// Work until nothing of the pod is left to care for; gives its UID.
     pub(super) async fn run(mut self) -> String {
         self.tools.objects.register(&self.pod);
+        self.stopwatch.begin(&self.pod, !matches!(self.entry, Entry::Known));
         self.enter().await;
         loop {
+            let ordered = self.order.has_changed().unwrap_or(false);
             let end = self.take_order();
+            self.stopwatch.turn(&self.order.borrow(), self.phase, ordered);
             let wake_at = match (self.phase, end) {
                 (Phase::Syncing, Some((grace, why))) => {
                     self.begin_end(grace, why);
@@ -178,6 +185,9 @@ impl Task {
                 }
             };
             if let Some(wake_at) = wake_at {
+                if self.steps.is_empty() {
+                    self.stopwatch.rest();
+                }
                 self.wait(wake_at).await;
             }
         }
@@ -329,68 +339,6 @@ impl Task {
     pub(super) fn hands(&self) -> Hands {
         let (tools, pod) = (self.tools.clone(), self.pod.clone());
         Hands { tools, pod, place: self.place.clone() }
-    }
-
-    /// Compute the pod's status and hand it to the writer.
-    pub(super) fn tell(&mut self, observed: &ObservedPod) {
-        let status = self.status(observed);
-        self.told = status;
-        // The object of a pod that its source has no more is gone, or another pod's.
-        if !self.order.borrow().gone {
-            self.tools.status.tell(&self.pod, self.told.clone());
-        }
-    }
-
-    pub(super) fn status(&self, observed: &ObservedPod) -> PodStatus {
-        if self.refused {
-            return self.told.clone();
-        }
-        let mut waiting: HashMap<String, (String, String)> = self
-            .waiting
-            .iter()
-            .map(|(name, wait)| (name.clone(), (wait.reason.clone(), wait.message.clone())))
-            .collect();
-        if let (Some(trouble), Some(pod_spec)) = (&self.trouble, &self.pod.spec) {
-            // Containers that have yet to run wait for what their pod does not get.
-            let reason = status::first_wait(pod_spec);
-            for (_, container) in spec::containers(pod_spec) {
-                if observed.newest(&container.name).is_none() {
-                    let wait = waiting.entry(container.name.clone());
-                    wait.or_insert_with(|| (reason.to_owned(), trouble.clone()));
-                }
-            }
-        }
-        let probes = self.probes.borrow().clone();
-        let actuated = self.tools.allocation.actuated(spec::uid(&self.pod));
-        let decision = self.decision.borrow().clone();
-        let context = Context {
-            probes: &probes,
-            starting: self.starting(observed),
-            waiting,
-            host_ips: &self.tools.settings.host_ips,
-            terminal: self.phase == Phase::Terminated,
-            verdict: self.verdict.clone(),
-            runtime: &self.tools.runtime_name,
-            actuated: &actuated,
-            pending: decision.pending.as_ref(),
-            resizing: self.resizing.as_ref().map(|resizing| &resizing.told),
-            gates: self.tools.gates,
-            ..Context::default()
-        };
-        status::status(&self.pod, observed, &self.told, &context, Timestamp::now())
-    }
-
-    /// Containers whose postStart hook may be under way: those with one, whose run is the work of
-    /// a step that goes on. One that a step stops has started long ago.
-    pub(super) fn starting(&self, observed: &ObservedPod) -> HashSet<String> {
-        let is_starting = |name: &&str| {
-            let hooked = spec::container(&self.pod, name).is_some_and(|(_, container)| {
-                container.lifecycle.as_ref().is_some_and(|hooks| hooks.post_start.is_some())
-            });
-            let run = observed.newest(name).filter(|_| hooked);
-            run.is_some_and(|run| self.steps.begun(name).is_some_and(|at| at <= run.created_at))
-        };
-        self.steps.containers().filter(is_starting).map(str::to_owned).collect()
     }
 }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::Cidr;
 use crate::pki::Identity;
+use crate::{Cidr, Mode};
 
 /// How often old revisions are forgotten.
 const COMPACTION_INTERVAL: Duration = Duration::from_secs(300);
@@ -105,6 +105,15 @@ pub struct ServeArgs {
     /// The CA of the nodes' serving certificates [default: any certificate is taken]
     #[arg(long, value_name = "FILE")]
     pub kubelet_certificate_authority: Option<PathBuf>,
+    /// Who decides what a caller may do: Node, RBAC, AlwaysAllow or AlwaysDeny, in this order
+    #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "Node,RBAC")]
+    pub authorization_mode: Vec<Mode>,
+    /// Approve serving certificates of nodes that name nothing but the node
+    #[arg(long)]
+    pub approve_kubelet_serving: bool,
+    /// How long certificates that the cluster signs are good for, at most
+    #[arg(long, value_name = "DURATION", default_value = "8760h0m0s", value_parser = duration)]
+    pub cluster_signing_duration: Duration,
     /// How long events are kept, such as 1h0m0s
     #[arg(long, value_name = "DURATION", default_value = "1h0m0s", value_parser = duration)]
     pub event_ttl: Duration,
@@ -174,6 +183,9 @@ impl ServeArgs {
             event_ttl: self.event_ttl,
             compaction_interval: COMPACTION_INTERVAL,
             node_names: self.node_name.clone(),
+            authorization: self.authorization_mode.clone(),
+            approve_kubelet_serving: self.approve_kubelet_serving,
+            signing_duration: self.cluster_signing_duration,
         })
     }
 
@@ -231,6 +243,7 @@ mod tests {
         assert_eq!(cli.serve.store(), "etcd://127.0.0.1:2379,127.0.0.1:2381");
         assert_eq!(cli.serve.event_ttl, Duration::from_secs(5400));
         assert_eq!(cli.serve.node_name, ["a", "b"]);
+        assert_eq!(cli.serve.authorization_mode, [Mode::Node, Mode::Rbac]);
         assert_eq!(cli.serve.advertise().to_string(), "127.0.0.1");
         assert_eq!(parse("--v=2 --data-dir=d").unwrap().serve.store(), "d/longshore.db");
     }
@@ -244,6 +257,7 @@ mod tests {
             ("--service-cluster-ip-range=10.0.0.0", "--service-cluster-ip-range"),
             ("--event-ttl=soon", "--event-ttl"),
             ("--event-ttl=0s", "--event-ttl"),
+            ("--authorization-mode=Node,Webhook", "--authorization-mode"),
             ("--event-ttl=-1h", "--event-ttl"),
             ("--tls-cert-file=a", "--tls-private-key-file"),
             ("--kubelet-client-key=a", "--kubelet-client-certificate"),

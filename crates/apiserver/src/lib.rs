@@ -1,6 +1,6 @@
 //! The companion apiserver: the part of the Kubernetes API that a node and `kubectl` need,
 //! over a revisioned store. Data flows one way:
-//! `server` (TLS) → `routes` → `auth` → `operations` (with `admission`) → `registry` → store.
+//! `server` (TLS) → `routes` → `auth` → `authz` → `operations` (with `admission`) → `registry` → store.
 //!
 //! Current limitations: no server-side apply, no service-account tokens, no admission webhooks,
 //! and one apiserver per store.
@@ -8,6 +8,8 @@
 mod admission;
 pub mod args;
 mod auth;
+mod authz;
+mod certificates;
 mod cidr;
 pub mod discovery;
 pub mod facts;
@@ -35,6 +37,7 @@ use longshore_store::Store;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+pub use authz::Mode;
 pub use cidr::{Cidr, CidrError};
 
 use crate::kubelet::KubeletClient;
@@ -69,6 +72,12 @@ pub struct Config {
     pub compaction_interval: Duration,
     /// Nodes to write kubeconfigs for.
     pub node_names: Vec<String>,
+    /// Who decides what a caller may do, in this order; nobody is nobody.
+    pub authorization: Vec<Mode>,
+    /// Whether nodes' serving certificates are approved when they name nothing but the node.
+    pub approve_kubelet_serving: bool,
+    /// How long certificates that the cluster signs are good for, at most.
+    pub signing_duration: Duration,
 }
 
 /// Why an apiserver did not start.
@@ -97,6 +106,8 @@ pub struct Server {
     tls: Arc<Tls>,
     router: Arc<Router>,
     api: Arc<Api>,
+    pki: Pki,
+    signing: certificates::Settings,
     compaction_interval: Duration,
     admin_kubeconfig: PathBuf,
     stop: CancellationToken,
@@ -130,9 +141,18 @@ impl Server {
                 .write(&config.cert_dir.join(format!("kubelet-{node}.conf")))?;
         }
 
-        let api =
-            Arc::new(Api::new(config.store, config.service_range, config.event_ttl, advertised));
+        let api = Arc::new(Api::new(
+            config.store,
+            config.service_range,
+            config.event_ttl,
+            advertised,
+            config.authorization,
+        )?);
         tasks::bootstrap::run(&api).await?;
+        if api.authorizer.has(Mode::Rbac) {
+            authz::bootstrap(&api).await?;
+        }
+        api.authorizer.load(&api.registry).await?;
         let stop = CancellationToken::new();
         let kubelet = KubeletClient::new(&kubelet_client, config.kubelet_ca.as_deref())?;
         let router = Arc::new(Router::new(api.clone(), kubelet, stop.clone()));
@@ -142,6 +162,11 @@ impl Server {
             tls,
             router,
             api,
+            pki,
+            signing: certificates::Settings {
+                approve_serving: config.approve_kubelet_serving,
+                life: config.signing_duration,
+            },
             compaction_interval: config.compaction_interval,
             admin_kubeconfig,
             stop,
@@ -167,6 +192,9 @@ impl Server {
                 parts.cancel();
             },
             server::serve(self.listener, self.tls, self.router, parts.clone()),
+            self.api.authorizer.run(&self.api.registry, parts.clone()),
+            authz::aggregate(&self.api, parts.clone()),
+            certificates::run(&self.api, &self.pki, self.signing, parts.clone()),
             tasks::namespaces::run(&self.api, parts.clone()),
             tasks::compaction::run(
                 &**self.api.registry.store(),

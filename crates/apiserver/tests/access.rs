@@ -24,15 +24,17 @@ async fn strangers_are_refused_except_for_health_and_version() {
         ("/livez", 200),
         ("/readyz?verbose", 200),
         ("/version", 200),
-        ("/api", 401),
-        ("/metrics", 401),
-        ("/api/v1/nodes", 401),
-        ("/nowhere", 401),
+        ("/api", 403),
+        ("/metrics", 403),
+        ("/api/v1/nodes", 403),
+        ("/nowhere", 403),
     ] {
         let (code, body) = cluster.curl(path, &[]);
         assert_eq!(code, expected, "{path}: {body}");
-        if expected == 401 {
-            assert_eq!(serde_json::from_str::<Value>(&body).unwrap()["reason"], "Unauthorized");
+        if expected == 403 {
+            let status: Value = serde_json::from_str(&body).unwrap();
+            assert_eq!(status["reason"], "Forbidden");
+            assert!(message(&status).contains("User \"system:anonymous\" cannot "), "{status}");
         }
     }
     assert!(cluster.curl("/readyz?verbose", &[]).1.contains("[+]store ok"));

@@ -32,17 +32,33 @@ impl Apiserver {
     /// When it is not built, ends, or is not ready in 30 s; the error holds the end of its log.
     pub fn start(host: &Host) -> Result<Self> {
         let dir = host.dir().join("apiserver");
+        let store = format!("--data-dir={}", dir.display());
+        Self::launch(host, store, PORT, vec![format!("--node-name={}", host.name())])
+    }
+
+    /// Starts one of several on an etcd that they share, and waits until it is ready; blocks. They
+    /// share their certificates too; the first of them must be on the usual port, 6443.
+    ///
+    /// # Errors
+    /// As for [`Apiserver::start`].
+    pub fn start_on_etcd(host: &Host, etcd: &str, port: u16) -> Result<Self> {
+        let first = (port == PORT).then(|| format!("--node-name={}", host.name()));
+        Self::launch(host, format!("--etcd-servers={etcd}"), port, Vec::from_iter(first))
+    }
+
+    fn launch(host: &Host, store: String, port: u16, more: Vec<String>) -> Result<Self> {
+        let dir = host.dir().join("apiserver");
         fs::create_dir_all(&dir).at(&dir)?;
         let (certificates, node) = (dir.join("pki"), host.name());
-        let args = vec![
-            format!("--data-dir={}", dir.display()),
+        let mut args = vec![
+            store,
             format!("--cert-dir={}", certificates.display()),
             format!("--bind-address={}", host.node_ip()),
-            format!("--secure-port={PORT}"),
-            format!("--node-name={node}"),
+            format!("--secure-port={port}"),
         ];
+        args.extend(more);
         let daemon = spawn(host, &args)?;
-        let address = SocketAddr::from((host.node_ip(), PORT));
+        let address = SocketAddr::from((host.node_ip(), port));
         let mut server = Self { certificates, node, args, address, daemon };
         server.wait_ready()?;
         Ok(server)

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use longshore_cri::v1::image_service_server::ImageService;
 use longshore_cri::v1::runtime_service_server::RuntimeService;
 use longshore_cri::{Options, Server, v1};
+use longshore_metrics::Registry;
 use longshore_pod::observed::{Container, ObservedPod, Sandbox, State};
 use proptest::prelude::*;
 use serde_json::json;
@@ -477,7 +478,7 @@ fn collector(
     let pod_logs_dir = dir.join("logs");
     std::fs::create_dir(&pod_logs_dir).unwrap();
     let collector = Containers::new(Parts {
-        observer: Observer::new(cri.clone()),
+        observer: Observer::new(cri.clone(), &Registry::default()),
         cri,
         desired,
         status: StatusWriter::default(),

@@ -22,7 +22,7 @@ use tracing::{debug, info, warn};
 pub(super) use plan::Policy;
 
 use super::disk::{self, Usage};
-use super::{Error, blocking};
+use super::{Error, Metrics, blocking};
 use crate::desired::Desired;
 use crate::events::{EventType, Recorder};
 use crate::runtime::labels;
@@ -55,6 +55,8 @@ pub(super) struct Parts {
     pub(super) root_dir: PathBuf,
     /// Where the logs of pods are.
     pub(super) pod_logs_dir: PathBuf,
+    /// What is counted.
+    pub(super) metrics: Metrics,
     /// Is told of each image that was removed, and when that was decided.
     pub(super) removed: Removed,
 }
@@ -176,7 +178,8 @@ impl Images {
             .partition(|image| image.is_too_old(policy, began, look.at));
         let mut errors = Vec::new();
         for image in &old {
-            errors.extend(self.remove(ledger, look, image).await.err().map(|e| e.to_string()));
+            let removed = self.remove(ledger, look, image, "age").await;
+            errors.extend(removed.err().map(|e| e.to_string()));
         }
         if !errors.is_empty() {
             return Err(Error::Old { age: policy.max_age, errors });
@@ -230,7 +233,7 @@ impl Images {
             if !image.may_go(policy, look.at) {
                 continue;
             }
-            match self.remove(ledger, look, image).await {
+            match self.remove(ledger, look, image, "space").await {
                 Ok(()) => sizes = sizes.saturating_add(image.size),
                 Err(error) => freed.errors.push(error.to_string()),
             }
@@ -247,8 +250,9 @@ impl Images {
         ledger: &mut Ledger,
         look: &Look,
         image: &Candidate,
+        reason: &'static str,
     ) -> Result<(), Error> {
-        let Parts { cri, removed, .. } = &self.shared.parts;
+        let Parts { cri, removed, metrics, .. } = &self.shared.parts;
         let id = &image.key.id;
         info!(id, size = image.size, handler = image.handler, "removing an unused image");
         let spec = v1::ImageSpec {
@@ -257,6 +261,7 @@ impl Images {
             ..v1::ImageSpec::default()
         };
         cri.remove_image(spec).await?;
+        metrics.removed_image(reason);
         ledger.remove(&image.key);
         if !ledger.has(id) {
             removed(id, look.at);

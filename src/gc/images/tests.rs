@@ -6,6 +6,7 @@ use std::sync::Mutex as SyncMutex;
 use longshore_cri::v1::image_service_server::ImageService;
 use longshore_cri::v1::runtime_service_server::RuntimeService;
 use longshore_cri::{Options, Server};
+use longshore_metrics::Registry;
 use proptest::prelude::*;
 use serde_json::json;
 use tokio::net::UnixListener;
@@ -341,6 +342,7 @@ impl Bench {
             policy,
             root_dir: dir.path().to_owned(),
             pod_logs_dir: dir.path().join("logs"),
+            metrics: Metrics::new(&Registry::default()),
             removed: Box::new({
                 let told = told.clone();
                 move |id, _| told.lock().unwrap().push(id.to_owned())

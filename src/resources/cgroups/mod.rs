@@ -10,6 +10,7 @@ mod driver;
 mod fs;
 mod hierarchy;
 mod limits;
+mod metrics;
 mod name;
 mod pod;
 mod qos;
@@ -21,6 +22,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use longshore_metrics::Registry;
 use longshore_pod::qos::{QosClass, class};
 use longshore_pod::spec;
 use tokio::sync::Mutex;
@@ -33,6 +35,7 @@ use self::fs::Fs;
 use self::hierarchy::Hierarchies;
 pub use self::hierarchy::is_unified;
 pub use self::limits::{LEAST_SHARES, Limits, Max, quota, shares};
+use self::metrics::Metrics;
 use self::name::Name;
 use self::qos::Levels;
 use self::systemd::Systemd;
@@ -161,11 +164,18 @@ struct Shared {
     pods: std::sync::Mutex<qos::Pods>,
     /// What the levels were given last.
     levels: Mutex<Levels>,
+    metrics: Metrics,
 }
 
 impl Cgroups {
     /// Find the machine's hierarchies, and make the tree below `root` (a path) that pods stand in.
-    pub async fn setup(driver: Driver, root: &str, policy: Policy) -> Result<Self, Error> {
+    /// How long changes of it take is told to `registry`.
+    pub async fn setup(
+        driver: Driver,
+        root: &str,
+        policy: Policy,
+        registry: &Registry,
+    ) -> Result<Self, Error> {
         let fs = Fs { hierarchies: Hierarchies::of_machine()?, unbalanced: policy.exclusive_cpus };
         let systemd = match driver {
             Driver::Cgroupfs => None,
@@ -189,6 +199,7 @@ impl Cgroups {
                 policy,
                 pods: std::sync::Mutex::default(),
                 levels: Mutex::default(),
+                metrics: Metrics::new(registry, is_unified()),
             }),
         };
         if cgroups.shared.policy.per_qos {
@@ -346,15 +357,21 @@ impl Cgroups {
 impl Shared {
     /// Make a cgroup if it is not there, and set its limits.
     async fn ensure(&self, name: &Name, limits: Limits) -> Result<(), Error> {
+        let _timer = self.metrics.begin("create");
         if let Some(systemd) = &self.systemd {
             let started = systemd.start(name, self.fs.hierarchies.unified).await;
             started.map_err(of_unit(name))?;
         }
         self.blocking(name, |fs, path| fs.make(path)).await?;
-        self.set(name, limits).await
+        self.write(name, limits).await
     }
 
     async fn set(&self, name: &Name, limits: Limits) -> Result<(), Error> {
+        let _timer = self.metrics.begin("update");
+        self.write(name, limits).await
+    }
+
+    async fn write(&self, name: &Name, limits: Limits) -> Result<(), Error> {
         let limits = match &self.systemd {
             None => limits,
             Some(systemd) => {
@@ -371,6 +388,7 @@ impl Shared {
         if !self.blocking(name, |fs, path| Ok(fs.is_anywhere(path))).await? {
             return Ok(());
         }
+        let _timer = self.metrics.begin("destroy");
         if let Some(systemd) = &self.systemd {
             systemd.stop(name).await.map_err(of_unit(name))?;
         }

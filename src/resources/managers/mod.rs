@@ -9,21 +9,25 @@
 
 mod files;
 mod machine;
+mod metrics;
 mod reconcile;
 mod request;
 mod setup;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1::Pod;
 use longshore_cri::Runtime;
 use longshore_cri::v1::LinuxContainerResources;
+use longshore_metrics::Registry;
 use longshore_pod::qos;
 use longshore_pod::spec;
 use longshore_pod::status::Verdict;
-use longshore_topology::{Allocator, StateError};
+use longshore_topology::{Allocator, Refusal, StateError};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -31,6 +35,7 @@ use crate::config::{Config, GoDuration};
 use crate::desired::Desired;
 use crate::observe::Observer;
 use files::Files;
+use metrics::Metrics;
 
 /// Why the managers cannot begin, or cannot keep what they decide.
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +80,7 @@ pub enum Error {
 pub struct Managers {
     /// Nothing under the policies `none`.
     shared: Option<Arc<Shared>>,
+    metrics: Metrics,
 }
 
 struct Shared {
@@ -110,34 +116,41 @@ pub fn topology() -> std::io::Result<longshore_topology::Machine> {
 }
 
 impl Managers {
-    /// Set up the policies of the configuration, and go on from what was kept.
+    /// Set up the policies of the configuration, and go on from what was kept. What is given is
+    /// told to `registry`.
     ///
     /// # Errors
     /// When they do not suit this machine, or the kept state does not suit them.
-    pub fn start(config: &Config, desired: Desired, observer: Observer) -> Result<Self, Error> {
+    pub fn start(
+        config: &Config,
+        desired: Desired,
+        observer: Observer,
+        registry: &Registry,
+    ) -> Result<Self, Error> {
+        let metrics = Metrics::new(registry);
         let mut allocator = setup::allocator(config)?;
         let files = Files::new(&config.root_dir, &config.kubelet);
         let (cpu, memory) = files.load(&allocator)?;
         allocator.restore_cpu(cpu).map_err(|source| files.cpu_error(source))?;
         allocator.restore_memory(memory).map_err(|source| files.memory_error(source))?;
         if allocator.is_idle() {
-            return Ok(Self::default());
+            return Ok(Self { shared: None, metrics });
         }
         if let Some(state) = allocator.cpu_state() {
             info!(shared = %state.shared, pods = state.assignments.len(), "static CPU policy");
         }
-        Ok(Self {
-            shared: Some(Arc::new(Shared {
-                allocator: Mutex::new(allocator),
-                version: watch::Sender::new(0),
-                kept: watch::Sender::default(),
-                files,
-                desired,
-                observer,
-                lifts_quota: config.gates.enabled("DisableCPUQuotaWithExclusiveCPUs"),
-                period: config.kubelet.cpu_manager_reconcile_period,
-            })),
-        })
+        let shared = Arc::new(Shared {
+            allocator: Mutex::new(allocator),
+            version: watch::Sender::new(0),
+            kept: watch::Sender::default(),
+            files,
+            desired,
+            observer,
+            lifts_quota: config.gates.enabled("DisableCPUQuotaWithExclusiveCPUs"),
+            period: config.kubelet.cpu_manager_reconcile_period,
+        });
+        metrics::tell(registry, Arc::downgrade(&shared));
+        Ok(Self { shared: Some(shared), metrics })
     }
 
     /// Let a pod in: it has what it is to have for itself from now on, until [`Managers::release`].
@@ -146,16 +159,28 @@ impl Managers {
     /// # Errors
     /// Why it cannot be let in, as its status tells it.
     pub fn admit(&self, pod: &Pod) -> Result<(), Verdict> {
-        let Some(shared) = &self.shared else { return Ok(()) };
+        let began = Instant::now();
+        let admitted = self.decide(pod);
+        self.metrics.decided(began, &admitted);
+        let admitted = admitted.map(drop);
+        admitted.map_err(|refusal| Verdict::failed(refusal.reason(), refusal.to_string()))
+    }
+
+    /// Gives how many containers got CPUs, and how many memory, of their own.
+    fn decide(&self, pod: &Pod) -> Result<(usize, usize), Refusal> {
+        let Some(shared) = &self.shared else { return Ok((0, 0)) };
         let request = request::of(pod);
         if !request.guaranteed {
-            return Ok(());
+            return Ok((0, 0));
         }
-        let admitted = shared.change(|allocator| {
+        shared.change(|allocator| {
             shared.drop_stale(allocator);
-            allocator.admit(&request)
-        });
-        admitted.map_err(|refusal| Verdict::failed(refusal.reason(), refusal.to_string()))
+            allocator.admit(&request)?;
+            let cpus = allocator.cpu_state().and_then(|state| state.assignments.get(&request.uid));
+            let memory = allocator.memory_state();
+            let memory = memory.and_then(|state| state.assignments.get(&request.uid));
+            Ok((cpus.map_or(0, BTreeMap::len), memory.map_or(0, BTreeMap::len)))
+        })
     }
 
     /// Take over a pod that runs already. One of which nothing is known, for it was started under

@@ -24,6 +24,7 @@ use tracing::{info, warn};
 pub use records::Verification;
 
 use super::announce::Announcer;
+use super::metrics::Metrics;
 use super::security::ImageUser;
 use super::{StartError, go_text};
 use crate::client::TokenBucket;
@@ -75,6 +76,7 @@ pub(super) struct Images {
     records: Records,
     recovered: OnceCell<()>,
     failures: Mutex<Failures>,
+    metrics: Metrics,
 }
 
 #[derive(Debug)]
@@ -115,6 +117,7 @@ impl Images {
         announcer: Announcer,
         root_dir: PathBuf,
         pulls: &Pulls,
+        metrics: Metrics,
     ) -> Self {
         let bucket = |(rate, burst)| Mutex::new(TokenBucket::new(rate, burst, Instant::now()));
         Self {
@@ -130,6 +133,7 @@ impl Images {
                 backoff: Backoff::new(RESTART_BASE, RESTART_MAX),
                 last: HashMap::new(),
             }),
+            metrics,
         }
     }
 
@@ -138,6 +142,7 @@ impl Images {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         failures.backoff.retain(|key| !key.starts_with(uid));
         failures.last.retain(|key, _| !key.starts_with(uid));
+        self.metrics.forget(uid);
     }
 
     /// Forget who pulled an image that was removed, unless it was pulled again since then.
@@ -212,6 +217,7 @@ impl Images {
         let started = Instant::now();
         let pulled = self.pull(&image, credentials().await, sandbox_config).await;
         let (reference, secret) = pulled.map_err(|error| {
+            self.metrics.waited_for_pull(spec::uid(pod), queued);
             telling.say(true, "Failed", &format!("Failed to pull image {asked:?}: {error}"));
             let (reason, message) = verdict(asked, error);
             self.failed(&key, reason, message)
@@ -226,6 +232,7 @@ impl Images {
         intention.pulled(&reference, Access::of(secret));
         let (took, whole) = (go_duration(started.elapsed()), go_duration(queued.elapsed()));
         let size = found.size;
+        self.metrics.pulled(spec::uid(pod), queued, size);
         let message = format!(
             "Successfully pulled image {asked:?} in {took} ({whole} including waiting). Image size: {size} bytes."
         );

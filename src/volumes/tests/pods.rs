@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use longshore_metrics::Registry;
 use nix::mount::umount;
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use serde_json::{Value, json};
@@ -59,7 +60,7 @@ fn volumes(root: &Root, objects: &Objects) -> Volumes {
         ("memory".to_owned(), Quantity("512Mi".to_owned())),
         ("cpu".to_owned(), Quantity("2".to_owned())),
     ]);
-    Volumes::new(root.path(), objects.clone(), allocatable)
+    Volumes::new(root.path(), objects.clone(), allocatable, &Registry::default())
 }
 
 fn is_memory(path: &PathBuf) -> bool {

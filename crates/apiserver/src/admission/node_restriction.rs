@@ -1,13 +1,18 @@
-//! What a node may write: only what is its own (the authorizer has let the kind of request pass).
+//! What a node may write: only what is its own. The authorizer has let the kind of request pass,
+//! or a role that somebody gave to the node; these limits hold all the same.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
 use super::pods::{MIRROR, is_mirror};
-use crate::auth::references;
+use crate::auth::User;
+use crate::authz::{Access, ResourceTarget, Target, mirror_pod_reference, names_audience};
+use crate::certificates::Request;
 use crate::facts::Resource;
 use crate::object;
+use crate::operations::Api;
+use crate::schema::value::{items, same, text};
 use crate::status::StatusError;
 
 /// Labels in Kubernetes' own namespaces that a node may give itself.
@@ -26,10 +31,36 @@ const NODE_LABELS: [&str; 11] = [
 ];
 const NODE_LABEL_NAMESPACES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
 const RESTRICTED_NAMESPACE: &str = "node-restriction.kubernetes.io";
+const LEASE_NAMESPACE: &str = "kube-node-lease";
 const LEASE: &str = "can only access node lease with the same name as the requesting node";
+const CSI_NODE: &str = "can only access CSINode with the same name as the requesting node";
+const NODE_SIGNERS: [&str; 2] =
+    ["kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client-kubelet"];
 
-fn forbidden(resource: &Resource, name: &str, why: String) -> Result<(), StatusError> {
-    Err(StatusError::forbidden(resource, name, &why))
+type Admitted = Result<(), StatusError>;
+
+fn refuse_if(resource: &Resource, name: &str, fault: Option<String>) -> Admitted {
+    fault.map_or(Ok(()), |why| Err(StatusError::forbidden(resource, name, &why)))
+}
+
+/// A caller in the group of nodes must say which one it is.
+fn unnamed(node: &str) -> Option<String> {
+    node.is_empty().then(|| "could not determine node from user \"system:node:\"".to_owned())
+}
+
+/// What holds for every write of these kinds, by the object's name.
+fn not_own(node: &str, resource: &Resource, namespace: &str, name: &str) -> Option<String> {
+    match resource.kind {
+        "Node" if name != node => {
+            Some(format!("node {node:?} is not allowed to modify node {name:?}"))
+        }
+        "Lease" if namespace != LEASE_NAMESPACE => {
+            Some(format!("can only access leases in the {LEASE_NAMESPACE:?} system namespace"))
+        }
+        "Lease" if name != node => Some(LEASE.into()),
+        "CSINode" if name != node => Some(CSI_NODE.into()),
+        _ => None,
+    }
 }
 
 /// `own` is the caller's Node, if there is one: a mirror pod is owned by it.
@@ -38,28 +69,35 @@ pub(crate) fn admit_create(
     resource: &Resource,
     new: &Value,
     own: Option<&Value>,
-) -> Result<(), StatusError> {
+) -> Admitted {
     let name = object::name(new);
-    match resource.kind {
-        "Pod" => match mirror_pod_fault(node, new, own) {
-            Some(why) => forbidden(resource, name, why),
-            None => Ok(()),
-        },
-        "Node" if name != node => forbidden(
-            resource,
-            name,
-            format!("node {node:?} is not allowed to modify node {name:?}"),
-        ),
-        "Node" => match forbidden_labels(&changed_labels(new, &Value::Null)) {
-            labels if labels.is_empty() => Ok(()),
-            labels => {
-                let why =
-                    format!("node {node:?} is not allowed to set the following labels: {labels}");
-                forbidden(resource, name, why)
+    let fault = unnamed(node)
+        .or_else(|| not_own(node, resource, object::namespace(new), name))
+        .or_else(|| match resource.kind {
+            "Pod" => mirror_pod_fault(node, new, own),
+            "Node" if !new["spec"]["configSource"].is_null() => Some(format!(
+                "node {node:?} is not allowed to create pods with a non-nil configSource"
+            )),
+            "Node" => {
+                let labels = forbidden_labels(&changed_labels(new, &Value::Null))?;
+                Some(format!("node {node:?} is not allowed to set the following labels: {labels}"))
             }
-        },
-        "Lease" if name != node => forbidden(resource, name, LEASE.into()),
-        _ => Ok(()),
+            "CertificateSigningRequest" => signing_request_fault(node, &new["spec"]),
+            _ => None,
+        });
+    refuse_if(resource, name, fault)
+}
+
+/// A certificate of a node is for the node that asks.
+fn signing_request_fault(node: &str, spec: &Value) -> Option<String> {
+    if !NODE_SIGNERS.contains(&text(&spec["signerName"])) {
+        return None;
+    }
+    let wanted = format!("system:node:{node}");
+    match Request::parse(text(&spec["request"])) {
+        Err(error) => Some(format!("unable to parse csr: {error}")),
+        Ok(request) if request.common_name == wanted => None,
+        Ok(_) => Some(format!("can only create a node CSR with CN={wanted}")),
     }
 }
 
@@ -74,14 +112,14 @@ fn mirror_pod_fault(node: &str, pod: &Value, own: Option<&Value>) -> Option<Stri
             "node {node:?} can only create pods with spec.nodeName set to itself"
         ));
     }
-    let owner = match pod["metadata"]["ownerReferences"].as_array().map(Vec::as_slice) {
-        Some([owner]) => owner,
-        None | Some([]) => {
+    let owner = match items(&pod["metadata"]["ownerReferences"]) {
+        [owner] => owner,
+        [] => {
             return Some(format!(
                 "node {node:?} can only create pods with an owner reference set to itself"
             ));
         }
-        Some(_) => {
+        _ => {
             return Some(format!(
                 "node {node:?} can only create pods with a single owner reference set to itself"
             ));
@@ -102,17 +140,12 @@ fn mirror_pod_fault(node: &str, pod: &Value, own: Option<&Value>) -> Option<Stri
             "node {node:?} must not set blockOwnerDeletion on an owner reference"
         ));
     }
-    let (expected, got) = (own.map_or("", object::uid), owner["uid"].as_str().unwrap_or_default());
+    let (expected, got) = (own.map_or("", object::uid), text(&owner["uid"]));
     if expected != got || got.is_empty() {
         return Some(format!("node {node} UID mismatch: expected {expected} got {got}"));
     }
-    let mut fault = None;
-    references(pod, |kind, _| {
-        fault.get_or_insert_with(|| {
-            format!("node {node:?} can not create pods that reference {}", kind.resource())
-        });
-    });
-    fault
+    let what = mirror_pod_reference(pod)?;
+    Some(format!("node {node:?} can not create pods that reference {what}"))
 }
 
 pub(crate) fn admit_update(
@@ -121,78 +154,158 @@ pub(crate) fn admit_update(
     subresource: &str,
     new: &Value,
     old: &Value,
-) -> Result<(), StatusError> {
+) -> Admitted {
     let name = object::name(old);
-    let why = match (resource.kind, subresource) {
-        ("Pod", "status") if old["spec"]["nodeName"] != node => {
-            format!(
-                "node {node:?} can only update pod status for pods with spec.nodeName set to itself"
-            )
-        }
-        ("Pod", "status") if !changed_labels(new, old).is_empty() => {
-            format!("node {node:?} cannot update labels through pod status")
-        }
-        ("Pod", "status") => return Ok(()),
-        ("Pod", _) => {
-            format!(
+    let fault = unnamed(node)
+        .or_else(|| not_own(node, resource, object::namespace(old), name))
+        .or_else(|| match (resource.kind, subresource) {
+            ("Pod", "status") => pod_status_fault(node, new, old),
+            ("Pod", "") => Some(format!(
                 "unexpected operation \"UPDATE\", node {node:?} can only create and delete mirror pods"
-            )
-        }
-        ("Node", _) if name != node => {
-            format!("node {node:?} is not allowed to modify node {name:?}")
-        }
-        ("Node", _) if !same_list(&new["spec"]["taints"], &old["spec"]["taints"]) => {
-            format!("node {node:?} is not allowed to modify taints")
-        }
-        ("Node", _)
-            if !same_list(
-                &new["metadata"]["ownerReferences"],
-                &old["metadata"]["ownerReferences"],
-            ) =>
-        {
-            format!("node {node:?} is not allowed to modify ownerReferences")
-        }
-        ("Node", _) => match forbidden_labels(&changed_labels(new, old)) {
-            labels if labels.is_empty() => return Ok(()),
-            labels => format!("is not allowed to modify labels: {labels}"),
-        },
-        ("Lease", _) if name != node => LEASE.into(),
-        _ => return Ok(()),
-    };
-    forbidden(resource, name, why)
+            )),
+            ("Pod", subresource) => Some(unexpected(subresource)),
+            ("Node", _) => node_fault(node, new, old),
+            _ => None,
+        });
+    refuse_if(resource, name, fault)
 }
 
-pub(crate) fn admit_delete(
-    node: &str,
-    resource: &Resource,
-    old: &Value,
-) -> Result<(), StatusError> {
-    let name = object::name(old);
-    match resource.kind {
-        "Pod" if old["spec"]["nodeName"] != node => forbidden(
-            resource,
-            name,
-            format!("node {node:?} can only delete pods with spec.nodeName set to itself"),
-        ),
-        _ => Ok(()),
+fn pod_status_fault(node: &str, new: &Value, old: &Value) -> Option<String> {
+    let claims = |pod: &Value| -> Vec<(String, Option<String>)> {
+        let name = |value: &Value| value.as_str().map(str::to_owned);
+        let claims = items(&pod["status"]["resourceClaimStatuses"]).iter();
+        claims.map(|c| (text(&c["name"]).to_owned(), name(&c["resourceClaimName"]))).collect()
+    };
+    let extended = "extendedResourceClaimStatus";
+    match () {
+        () if old["spec"]["nodeName"] != node => Some(format!(
+            "node {node:?} can only update pod status for pods with spec.nodeName set to itself"
+        )),
+        () if !changed_labels(new, old).is_empty() => {
+            Some(format!("node {node:?} cannot update labels through pod status"))
+        }
+        () if claims(new) != claims(old) => {
+            Some(format!("node {node:?} cannot update resource claim statues"))
+        }
+        () if !same(&new["status"][extended], &old["status"][extended]) => {
+            Some(format!("node {node:?} cannot update extended resource claim status"))
+        }
+        () => None,
     }
 }
 
-pub(crate) fn admit_eviction(
+fn node_fault(node: &str, new: &Value, old: &Value) -> Option<String> {
+    let source = &new["spec"]["configSource"];
+    let metadata = |object: &Value| object["metadata"]["ownerReferences"].clone();
+    match () {
+        () if !source.is_null() && !same(source, &old["spec"]["configSource"]) => Some(format!(
+            "node {node:?} is not allowed to update configSource to a new non-nil configSource"
+        )),
+        () if !same_list(&new["spec"]["taints"], &old["spec"]["taints"]) => {
+            Some(format!("node {node:?} is not allowed to modify taints"))
+        }
+        () if !same_list(&metadata(new), &metadata(old)) => {
+            Some(format!("node {node:?} is not allowed to modify ownerReferences"))
+        }
+        () => {
+            let labels = forbidden_labels(&changed_labels(new, old))?;
+            Some(format!("is not allowed to modify labels: {labels}"))
+        }
+    }
+}
+
+fn unexpected(subresource: &str) -> String {
+    format!("unexpected pod subresource {subresource:?}, only 'status' and 'eviction' are allowed")
+}
+
+/// Writes of a pod's subresources that are no node's business.
+pub(crate) fn admit_subresource(
     node: &str,
     resource: &Resource,
-    pod: &Value,
-) -> Result<(), StatusError> {
-    if pod["spec"]["nodeName"] == node {
+    name: &str,
+    subresource: &str,
+) -> Admitted {
+    refuse_if(resource, name, unnamed(node).or_else(|| Some(unexpected(subresource))))
+}
+
+pub(crate) fn admit_delete(node: &str, resource: &Resource, old: &Value) -> Admitted {
+    let name = object::name(old);
+    let fault = unnamed(node)
+        .or_else(|| not_own(node, resource, object::namespace(old), name))
+        .or_else(|| {
+            let is_foreign = resource.kind == "Pod" && old["spec"]["nodeName"] != node;
+            is_foreign.then(|| {
+                format!("node {node:?} can only delete pods with spec.nodeName set to itself")
+            })
+        });
+    refuse_if(resource, name, fault)
+}
+
+pub(crate) fn admit_eviction(node: &str, resource: &Resource, pod: &Value) -> Admitted {
+    let fault = unnamed(node).or_else(|| {
+        (pod["spec"]["nodeName"] != node)
+            .then(|| format!("node {node} can only evict pods with spec.nodeName set to itself"))
+    });
+    refuse_if(resource, object::name(pod), fault)
+}
+
+/// A node asks for tokens of service accounts only for pods that it runs, and for audiences that
+/// the pods name. `request`: a TokenRequest for this account.
+pub(crate) async fn admit_token_request(
+    api: &Api,
+    (user, node): (&User, &str),
+    accounts: &Resource,
+    (namespace, account): (&str, &str),
+    request: &Value,
+) -> Admitted {
+    let bound = &request["spec"]["boundObjectRef"];
+    let refuse = |why: &str| refuse_if(accounts, account, Some(why.to_owned()));
+    refuse_if(accounts, account, unnamed(node))?;
+    if bound["apiVersion"] != "v1" || bound["kind"] != "Pod" || text(&bound["name"]).is_empty() {
+        return refuse("node requested token not bound to a pod");
+    }
+    let uid = text(&bound["uid"]);
+    if uid.is_empty() {
+        return refuse("node requested token with a pod binding without a uid");
+    }
+    let pod = api.registry.get(super::core("pods")?, namespace, text(&bound["name"])).await?;
+    if object::uid(&pod) != uid {
+        return refuse(&format!(
+            "the UID in the bound object reference ({uid}) does not match the UID in record. \
+             The object might have been deleted and then recreated"
+        ));
+    }
+    if pod["spec"]["nodeName"] != node {
+        return refuse("node requested token bound to a pod scheduled on a different node");
+    }
+    let audience = match items(&request["spec"]["audiences"]) {
+        [] => "",
+        [audience] => text(audience),
+        _ => return refuse("node may only request 0 or 1 audiences"),
+    };
+    if names_audience(&pod, audience) {
         return Ok(());
     }
-    let why = format!("node {node} can only evict pods with spec.nodeName set to itself");
-    forbidden(resource, object::name(pod), why)
+    let verb = "request-serviceaccounts-token-audience";
+    let target = ResourceTarget {
+        resource: audience,
+        namespace,
+        name: account,
+        ..ResourceTarget::default()
+    };
+    let access = Access { user, verb, target: Target::Resource(target) };
+    match api.is_allowed(&access).await? {
+        Ok(()) => Ok(()),
+        Err(_) => refuse(&format!(
+            "audience {audience:?} not found in pod spec volume, {} is not authorized to request \
+             tokens for this audience",
+            user.name
+        )),
+    }
 }
 
 /// An absent list and an empty one are the same.
 fn same_list(a: &Value, b: &Value) -> bool {
-    let items = |value: &Value| value.as_array().cloned().unwrap_or_default();
     items(a) == items(b)
 }
 
@@ -209,8 +322,8 @@ fn changed_labels<'a>(new: &'a Value, old: &'a Value) -> BTreeSet<&'a str> {
         .collect()
 }
 
-/// Those that a node may not touch, as a list for people.
-fn forbidden_labels(changed: &BTreeSet<&str>) -> String {
+/// Those that a node may not touch, as a list for people; `None` when there are none.
+fn forbidden_labels(changed: &BTreeSet<&str>) -> Option<String> {
     let is_forbidden = |label: &&&str| {
         let namespace = label.split_once('/').map_or("", |(namespace, _)| namespace);
         let is_within = |domain: &str| {
@@ -222,5 +335,6 @@ fn forbidden_labels(changed: &BTreeSet<&str>) -> String {
             NODE_LABELS.contains(*label) || NODE_LABEL_NAMESPACES.into_iter().any(is_within);
         is_within(RESTRICTED_NAMESPACE) || (is_kubernetes && !is_node_label)
     };
-    changed.iter().filter(is_forbidden).copied().collect::<Vec<_>>().join(", ")
+    let forbidden: Vec<&str> = changed.iter().filter(is_forbidden).copied().collect();
+    (!forbidden.is_empty()).then(|| forbidden.join(", "))
 }

@@ -42,7 +42,7 @@ pub(crate) fn admit_update(pod: &mut Value, old: &Value) {
     add_tolerations(pod);
 }
 
-pub(super) fn is_mirror(pod: &Value) -> bool {
+pub(crate) fn is_mirror(pod: &Value) -> bool {
     pod["metadata"]["annotations"][MIRROR].is_string()
 }
 

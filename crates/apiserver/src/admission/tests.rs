@@ -117,3 +117,135 @@ fn a_nodes_labels() {
         );
     }
 }
+
+#[test]
+fn what_a_node_may_write() {
+    let resource = |kind: &str| crate::facts::RESOURCES.iter().find(|r| r.kind == kind).unwrap();
+    let update = |kind: &str, subresource: &str, new: Value, old: Value| {
+        let verdict = node_restriction::admit_update("n1", resource(kind), subresource, &new, &old);
+        verdict.err().map(|error| error.message).unwrap_or_default()
+    };
+    let pod = |node: &str, more: Value| {
+        let mut pod = json!({"metadata": {"name": "p"}, "spec": {"nodeName": node}, "status": {}});
+        json_patch::merge(&mut pod, &more);
+        pod
+    };
+    let node = |more: Value| {
+        let mut node = json!({"metadata": {"name": "n1"}, "spec": {}});
+        json_patch::merge(&mut node, &more);
+        node
+    };
+    let lease =
+        |namespace: &str, name: &str| json!({"metadata": {"namespace": namespace, "name": name}});
+    let claims =
+        json!({"status": {"resourceClaimStatuses": [{"name": "a", "resourceClaimName": "b"}]}});
+    for (kind, subresource, new, old, why) in [
+        (
+            "Pod",
+            "status",
+            pod("n1", json!({"status": {"phase": "Running"}})),
+            pod("n1", json!({})),
+            "",
+        ),
+        (
+            "Pod",
+            "status",
+            pod("n2", json!({})),
+            pod("n2", json!({})),
+            "spec.nodeName set to itself",
+        ),
+        (
+            "Pod",
+            "status",
+            pod("n1", json!({"metadata": {"labels": {"a": "b"}}})),
+            pod("n1", json!({})),
+            "cannot update labels through pod status",
+        ),
+        (
+            "Pod",
+            "status",
+            pod("n1", claims.clone()),
+            pod("n1", json!({})),
+            "resource claim statues",
+        ),
+        ("Pod", "status", pod("n1", claims.clone()), pod("n1", claims), ""),
+        (
+            "Pod",
+            "status",
+            pod(
+                "n1",
+                json!({"status": {"extendedResourceClaimStatus": {"resourceClaimName": "x"}}}),
+            ),
+            pod("n1", json!({})),
+            "extended resource claim status",
+        ),
+        (
+            "Pod",
+            "",
+            pod("n1", json!({})),
+            pod("n1", json!({})),
+            "can only create and delete mirror pods",
+        ),
+        (
+            "Pod",
+            "resize",
+            pod("n1", json!({})),
+            pod("n1", json!({})),
+            "unexpected pod subresource \"resize\"",
+        ),
+        ("Node", "", node(json!({})), node(json!({})), ""),
+        (
+            "Node",
+            "status",
+            node(json!({"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}})),
+            node(json!({})),
+            "not allowed to modify taints",
+        ),
+        (
+            "Node",
+            "",
+            node(json!({"metadata": {"ownerReferences": [{"name": "x"}]}})),
+            node(json!({})),
+            "not allowed to modify ownerReferences",
+        ),
+        (
+            "Node",
+            "",
+            node(json!({})),
+            node(json!({"metadata": {"ownerReferences": [{"name": "x"}]}})),
+            "not allowed to modify ownerReferences",
+        ),
+        (
+            "Node",
+            "",
+            node(json!({"spec": {"configSource": {"configMap": {}}}})),
+            node(json!({})),
+            "configSource",
+        ),
+        ("Lease", "", lease("kube-node-lease", "n1"), lease("kube-node-lease", "n1"), ""),
+        ("Lease", "", lease("kube-node-lease", "n2"), lease("kube-node-lease", "n2"), "same name"),
+        ("Lease", "", lease("default", "n1"), lease("default", "n1"), "system namespace"),
+        ("ConfigMap", "", json!({}), json!({}), ""),
+    ] {
+        let said = update(kind, subresource, new.clone(), old);
+        assert_eq!(said.is_empty(), why.is_empty(), "{kind} {subresource} {new}: {said}");
+        assert!(said.contains(why), "{kind} {subresource} {new}: {said}");
+    }
+    // One that does not say which node it is may write nothing.
+    let nobody =
+        node_restriction::admit_update("", resource("ConfigMap"), "", &json!({}), &json!({}));
+    assert!(nobody.unwrap_err().message.contains("could not determine node"));
+    for (kind, object, is_allowed) in [
+        ("Pod", pod("n1", json!({})), true),
+        ("Pod", pod("n2", json!({})), false),
+        ("Node", node(json!({})), true),
+        ("Lease", lease("kube-node-lease", "n2"), false),
+    ] {
+        let verdict = node_restriction::admit_delete("n1", resource(kind), &object);
+        assert_eq!(verdict.is_ok(), is_allowed, "{object}");
+    }
+    assert!(
+        node_restriction::admit_eviction("n1", resource("Pod"), &pod("n2", json!({}))).is_err()
+    );
+    assert!(node_restriction::admit_subresource("n1", resource("Pod"), "p", "binding").is_err());
+}

@@ -1,19 +1,8 @@
-//! Who calls, and what a caller may do. `routes` asks for each request, `SubjectAccessReview`
-//! asks the same functions.
+//! Who calls. What a caller may do is for `authz` to say.
 //!
-//! Current limitations: client certificates are the only credentials, and the rules are fixed:
-//! `system:masters`, nodes, the apiserver's own kubelet client, and discovery for everybody known.
+//! Current limitations: client certificates are the only credentials.
 
-mod node;
-mod references;
-mod rules;
-#[cfg(test)]
-mod tests;
-
-use std::borrow::Cow;
-
-pub(crate) use node::node_name;
-pub(crate) use references::{Reference, ReferenceKind, references};
+use std::collections::BTreeMap;
 
 /// The group of callers that may do everything.
 pub(crate) const MASTERS: &str = "system:masters";
@@ -25,42 +14,61 @@ const AUTHENTICATED: &str = "system:authenticated";
 const SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 const ANONYMOUS: &str = "system:anonymous";
+const NODE_PREFIX: &str = "system:node:";
+
+/// What else is known of a caller: lists of texts by lower-case keys such as `scopes`.
+pub(crate) type Extra = BTreeMap<String, Vec<String>>;
 
 /// A caller.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct User {
     /// Such as `system:node:n1`.
     pub(crate) name: String,
+    /// Tells one holder of the name from a later one; empty when there is no such mark.
+    pub(crate) uid: String,
     /// Such as `system:nodes`.
     pub(crate) groups: Vec<String>,
+    /// Such as the pod that a service account's token was given to.
+    pub(crate) extra: Extra,
 }
 
 impl User {
     /// A caller whose credentials were checked.
-    pub(crate) fn authenticated(name: String, mut groups: Vec<String>) -> User {
-        if !groups.iter().any(|group| group == AUTHENTICATED) {
-            groups.push(AUTHENTICATED.into());
-        }
-        User { name, groups }
+    pub(crate) fn authenticated(name: String, groups: Vec<String>) -> User {
+        let mut user = User { name, groups, ..User::default() };
+        user.join(AUTHENTICATED);
+        user
     }
 
     /// A caller without credentials.
     pub(crate) fn anonymous() -> User {
-        User { name: ANONYMOUS.into(), groups: vec![UNAUTHENTICATED.into()] }
+        User { name: ANONYMOUS.into(), groups: vec![UNAUTHENTICATED.into()], ..User::default() }
     }
 
-    /// Somebody whom another caller stands for; a service account is in its own groups anyhow.
-    pub(crate) fn impersonated(name: String, mut groups: Vec<String>) -> User {
-        if name == ANONYMOUS {
-            return User::anonymous();
-        }
-        let account = name.strip_prefix("system:serviceaccount:");
-        if let (true, Some((namespace, _))) =
-            (groups.is_empty(), account.and_then(|account| account.split_once(':')))
+    /// This apiserver itself, which may do everything.
+    pub(crate) fn apiserver() -> User {
+        User::authenticated("system:apiserver".into(), vec![MASTERS.into()])
+    }
+
+    /// Somebody whom another caller stands for, in the groups that go without saying too: those of
+    /// a service account when no others are named, and that of all who are known, or not.
+    pub(crate) fn impersonated(mut self) -> User {
+        if let (true, Some((namespace, _))) = (self.groups.is_empty(), service_account(&self.name))
         {
-            groups = vec![SERVICE_ACCOUNTS.into(), format!("{SERVICE_ACCOUNTS}:{namespace}")];
+            self.groups = service_account_groups(namespace);
         }
-        User::authenticated(name, groups)
+        match self.name == ANONYMOUS {
+            true => self.join(UNAUTHENTICATED),
+            false if !self.is_anonymous() => self.join(AUTHENTICATED),
+            false => {}
+        }
+        self
+    }
+
+    fn join(&mut self, group: &str) {
+        if !self.is_in(group) {
+            self.groups.push(group.into());
+        }
     }
 
     /// Whether the caller is a member of a group.
@@ -74,99 +82,19 @@ impl User {
     }
 }
 
-/// One thing that a caller wants to do.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Access<'a> {
-    /// The caller.
-    pub(crate) user: &'a User,
-    /// `get`, `list`, `create`, …
-    pub(crate) verb: &'a str,
-    /// On what.
-    pub(crate) target: Target<'a>,
+/// The node that the caller is: `None` for other callers, empty for one that does not say which.
+pub(crate) fn node_name(user: &User) -> Option<&str> {
+    let name = user.name.strip_prefix(NODE_PREFIX)?;
+    user.is_in(NODES).then_some(name)
 }
 
-/// What an access is about.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Target<'a> {
-    /// A URL that is no resource, such as `/version`.
-    Path(&'a str),
-    /// A resource.
-    Resource(ResourceTarget<'a>),
+/// Namespace and name of the service account whose user this is, if it is one's.
+pub(crate) fn service_account(user: &str) -> Option<(&str, &str)> {
+    let (namespace, name) = user.strip_prefix("system:serviceaccount:")?.split_once(':')?;
+    (!namespace.is_empty() && !name.is_empty() && !name.contains(':')).then_some((namespace, name))
 }
 
-/// A resource, or one object of it. Empty strings stand for "not given".
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ResourceTarget<'a> {
-    /// API group; empty is the core group.
-    pub(crate) group: &'a str,
-    /// Such as `pods`.
-    pub(crate) resource: &'a str,
-    /// Such as `status`.
-    pub(crate) subresource: &'a str,
-    /// Namespace of the object.
-    pub(crate) namespace: &'a str,
-    /// Name of the object.
-    pub(crate) name: &'a str,
-    /// Equality requirements of the field selector.
-    pub(crate) fields: &'a [(String, String)],
-}
-
-/// The answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Decision {
-    /// Go on.
-    Allow,
-    /// No, and why (may be empty).
-    Deny(Cow<'static, str>),
-    /// Only if a pod on the node refers to this object; ask who knows the pods.
-    IfReferenced {
-        /// The node.
-        node: String,
-        /// The object.
-        reference: Reference,
-    },
-}
-
-impl Decision {
-    fn deny(reason: impl Into<Cow<'static, str>>) -> Decision {
-        Decision::Deny(reason.into())
-    }
-}
-
-/// Judges one access.
-pub(crate) fn authorize(access: &Access<'_>) -> Decision {
-    if access.user.is_in(MASTERS) || rules::allows(access) {
-        return Decision::Allow;
-    }
-    match (node_name(access.user), &access.target) {
-        (Some(""), _) => Decision::deny(format!("unknown node for user {:?}", access.user.name)),
-        (Some(node), Target::Resource(target)) => node::authorize(node, access.verb, target),
-        _ => Decision::deny(""),
-    }
-}
-
-/// The message of a refusal, in the words of every Kubernetes apiserver.
-pub(crate) fn forbidden_message(access: &Access<'_>, reason: &str) -> String {
-    let user = &access.user.name;
-    let verb = access.verb;
-    let mut message = match &access.target {
-        Target::Path(path) => format!("User {user:?} cannot {verb} path {path:?}"),
-        Target::Resource(target) => {
-            let (slash, group) =
-                (if target.subresource.is_empty() { "" } else { "/" }, target.group);
-            let scope = match target.namespace {
-                "" => "at the cluster scope".to_owned(),
-                namespace => format!("in the namespace {namespace:?}"),
-            };
-            format!(
-                "User {user:?} cannot {verb} resource \"{}{slash}{}\" in API group {group:?} {scope}",
-                target.resource, target.subresource
-            )
-        }
-    };
-    if !reason.is_empty() {
-        message.push_str(": ");
-        message.push_str(reason);
-    }
-    message
+/// The groups of a namespace's service accounts.
+pub(crate) fn service_account_groups(namespace: &str) -> Vec<String> {
+    vec![SERVICE_ACCOUNTS.into(), format!("{SERVICE_ACCOUNTS}:{namespace}")]
 }

@@ -164,6 +164,12 @@ const fn review(
     Resource { group, namespaced: false, verbs: CREATE, ..core(plural, singular, kind, "") }
 }
 
+const SIGNING_REQUEST: Gvk = Gvk::v1("certificates.k8s.io", "CertificateSigningRequest");
+
+const fn rbac(plural: &'static str, singular: &'static str, kind: &'static str) -> Resource {
+    Resource { group: "rbac.authorization.k8s.io", ..core(plural, singular, kind, plural) }
+}
+
 /// Every served resource, by group and then by name.
 pub static RESOURCES: &[Resource] = &[
     Resource { short_names: &["cm"], ..core("configmaps", "configmap", "ConfigMap", "configmaps") },
@@ -242,6 +248,15 @@ pub static RESOURCES: &[Resource] = &[
     },
     review("authentication.k8s.io", "selfsubjectreviews", "selfsubjectreview", "SelfSubjectReview"),
     review("authentication.k8s.io", "tokenreviews", "tokenreview", "TokenReview"),
+    Resource {
+        namespaced: true,
+        ..review(
+            "authorization.k8s.io",
+            "localsubjectaccessreviews",
+            "localsubjectaccessreview",
+            "LocalSubjectAccessReview",
+        )
+    },
     review(
         "authorization.k8s.io",
         "selfsubjectaccessreviews",
@@ -250,10 +265,31 @@ pub static RESOURCES: &[Resource] = &[
     ),
     review(
         "authorization.k8s.io",
+        "selfsubjectrulesreviews",
+        "selfsubjectrulesreview",
+        "SelfSubjectRulesReview",
+    ),
+    review(
+        "authorization.k8s.io",
         "subjectaccessreviews",
         "subjectaccessreview",
         "SubjectAccessReview",
     ),
+    Resource {
+        group: "certificates.k8s.io",
+        short_names: &["csr"],
+        namespaced: false,
+        subresources: &[
+            Subresource { name: "approval", gvk: SIGNING_REQUEST, verbs: READ_WRITE },
+            Subresource { name: "status", gvk: SIGNING_REQUEST, verbs: READ_WRITE },
+        ],
+        ..core(
+            "certificatesigningrequests",
+            "certificatesigningrequest",
+            SIGNING_REQUEST.kind,
+            "certificatesigningrequests",
+        )
+    },
     Resource { group: "coordination.k8s.io", ..core("leases", "lease", "Lease", "leases") },
     Resource {
         group: "discovery.k8s.io",
@@ -270,4 +306,11 @@ pub static RESOURCES: &[Resource] = &[
         namespaced: false,
         ..core("runtimeclasses", "runtimeclass", "RuntimeClass", "runtimeclasses")
     },
+    Resource {
+        namespaced: false,
+        ..rbac("clusterrolebindings", "clusterrolebinding", "ClusterRoleBinding")
+    },
+    Resource { namespaced: false, ..rbac("clusterroles", "clusterrole", "ClusterRole") },
+    rbac("rolebindings", "rolebinding", "RoleBinding"),
+    rbac("roles", "role", "Role"),
 ];

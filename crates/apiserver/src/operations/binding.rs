@@ -17,12 +17,16 @@ impl Api {
     /// Assigns a pod to the node that a Binding names.
     pub(crate) async fn bind(
         &self,
+        user: &User,
         pods: &Resource,
         namespace: &str,
         name: &str,
         binding: &Value,
         dry_run: bool,
     ) -> Result<(), StatusError> {
+        if let Some(node) = calling_node(user) {
+            node_restriction::admit_subresource(node, pods, name, "binding")?;
+        }
         let named = object::name(binding);
         if named != name {
             return Err(StatusError::bad_request(

@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::{Api, calling_node, settle_namespace};
 use crate::admission::{core, namespaces, node_restriction, pods};
 use crate::auth::User;
+use crate::certificates;
 use crate::facts::Resource;
 use crate::object;
 use crate::schema;
@@ -52,6 +53,8 @@ impl Api {
         let name = object::name(&object).to_owned();
         namespaces::admit_create(&self.registry, resource, namespace, &name).await?;
         begin_life(resource, &mut object)?;
+        certificates::stamp(resource, user, &mut object);
+        certificates::admit_create(resource, &object)?;
         if let Some(node) = calling_node(user) {
             let own = match resource.kind {
                 "Pod" => self.registry.find(core("nodes")?, "", node).await?,
@@ -67,6 +70,8 @@ impl Api {
             _ => None,
         };
         schema::validate_create(resource, &object)?;
+        self.authorizer.catch_up(&self.registry, user).await;
+        self.authorizer.admit_grant(user, resource, &object, None)?;
         if dry_run {
             return match self.registry.find(resource, namespace, &name).await? {
                 Some(_) => Err(StatusError::already_exists(resource, &name)),

@@ -17,9 +17,9 @@ use serde_json::Value;
 pub(crate) use delete::DeleteOptions;
 pub(crate) use update::{Change, UpdateRequest};
 
-use crate::admission::core;
 use crate::admission::services::ServiceAllocator;
-use crate::auth::{self, Access, Decision, Reference, ReferenceKind, User};
+use crate::auth::{self, User};
+use crate::authz::{Access, Authorizer, Decision, Mode};
 use crate::cidr::Cidr;
 use crate::facts::Resource;
 use crate::object;
@@ -30,6 +30,7 @@ use crate::status::StatusError;
 /// What the apiserver knows and does: the objects, and what goes beyond one object.
 pub(crate) struct Api {
     pub(crate) registry: Registry,
+    pub(crate) authorizer: Authorizer,
     pub(crate) services: ServiceAllocator,
     /// How long an event is kept.
     pub(crate) event_ttl: Duration,
@@ -43,13 +44,15 @@ impl Api {
         services: Cidr,
         event_ttl: Duration,
         advertised: SocketAddr,
-    ) -> Api {
-        Api {
+        modes: Vec<Mode>,
+    ) -> Result<Api, StatusError> {
+        Ok(Api {
             registry: Registry::new(store),
+            authorizer: Authorizer::new(modes)?,
             services: ServiceAllocator::new(services),
             event_ttl,
             advertised,
-        }
+        })
     }
 
     /// Whether a caller may do something, and if not, why.
@@ -57,36 +60,10 @@ impl Api {
         &self,
         access: &Access<'_>,
     ) -> Result<Result<(), String>, StatusError> {
-        Ok(match auth::authorize(access) {
-            Decision::Allow => Ok(()),
-            Decision::Deny(reason) => Err(reason.into_owned()),
-            Decision::IfReferenced { node, reference } => {
-                match self.is_referenced(&node, &reference).await? {
-                    true => Ok(()),
-                    false => {
-                        Err(format!("no relationship found between node '{node}' and this object"))
-                    }
-                }
-            }
+        Ok(match self.authorizer.authorize(&self.registry, access).await {
+            Decision::Allow(_) => Ok(()),
+            Decision::Deny(reason) => Err(reason),
         })
-    }
-
-    /// Whether a pod on the node is, or refers to, the object.
-    async fn is_referenced(&self, node: &str, reference: &Reference) -> Result<bool, StatusError> {
-        let pods = core("pods")?;
-        let is_on_node = |pod: &Value| pod["spec"]["nodeName"] == node;
-        if reference.kind == ReferenceKind::Pod {
-            let pod = self.registry.find(pods, &reference.namespace, &reference.name).await?;
-            return Ok(pod.as_ref().is_some_and(is_on_node));
-        }
-        let all = self.list_all(pods, &reference.namespace).await?;
-        Ok(all.iter().filter(|pod| is_on_node(pod)).any(|pod| {
-            let mut found = false;
-            auth::references(pod, |kind, name| {
-                found |= kind == reference.kind && name == reference.name
-            });
-            found
-        }))
     }
 
     /// All objects of a resource, in one namespace or (empty) in all.

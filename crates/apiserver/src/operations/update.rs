@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::{Api, calling_node, settle_namespace};
 use crate::admission::{node_restriction, pods};
 use crate::auth::User;
+use crate::certificates;
 use crate::facts::{Gvk, Resource};
 use crate::object;
 use crate::patch::{self, PatchKind};
@@ -24,7 +25,7 @@ pub(crate) enum Change<'a> {
 pub(crate) struct UpdateRequest<'a> {
     pub(crate) user: &'a User,
     pub(crate) resource: &'static Resource,
-    /// Empty, `status`, `finalize`, `ephemeralcontainers` or `resize`.
+    /// Empty, `status`, `approval`, `finalize`, `ephemeralcontainers` or `resize`.
     pub(crate) subresource: &'a str,
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
@@ -42,6 +43,7 @@ impl Api {
         let mut warnings = Vec::new();
         let mut before = None;
         let mut reservation = None;
+        self.authorizer.catch_up(&self.registry, request.user).await;
         let written = self
             .registry
             .write(
@@ -61,6 +63,7 @@ impl Api {
                         before = Some(current.clone());
                     }
                     validate(request, &new, current)?;
+                    self.authorizer.admit_grant(request.user, resource, &new, Some(current))?;
                     Ok(match finishes_deletion(&new, current) {
                         true => Write::PutThenDelete(new),
                         false => Write::Put(new),
@@ -101,8 +104,11 @@ impl Api {
                 schema::apply_defaults(resource, new);
                 schema::prepare_resize(new, current);
             }
+            "approval" => schema::prepare_approval(resource, new, current),
             _ => schema::prepare_status_update(resource, new, current),
         }
+        let (user, subresource) = (request.user, request.subresource);
+        certificates::admit_update(&self.authorizer, user, resource, subresource, new, current)?;
         match calling_node(request.user) {
             Some(node) => {
                 node_restriction::admit_update(node, resource, request.subresource, new, current)
@@ -179,6 +185,7 @@ fn validate(request: &UpdateRequest<'_>, new: &Value, current: &Value) -> Result
     match request.subresource {
         "" => schema::validate_update(request.resource, new, current),
         "status" => schema::validate_status_update(request.resource, new, current),
+        "approval" => schema::validate_approval(request.resource, new, current),
         "ephemeralcontainers" => {
             schema::validate_ephemeral_containers(request.resource, new, current)
         }

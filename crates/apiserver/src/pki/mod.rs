@@ -6,6 +6,7 @@
 
 mod certificate;
 mod files;
+mod issue;
 mod kubeconfig;
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,8 @@ mod list;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -31,6 +32,8 @@ const MAX_ATTEMPTS: usize = 64;
 pub(crate) struct Registry {
     store: Arc<dyn Store>,
     feeds: Feeds,
+    /// The newest write of this server by resource, for those who must have seen it.
+    written: Mutex<HashMap<&'static str, Revision>>,
 }
 
 /// What a write does with the stored object.
@@ -55,7 +58,7 @@ pub(crate) struct Written {
 
 impl Registry {
     pub(crate) fn new(store: Arc<dyn Store>) -> Registry {
-        Registry { feeds: Feeds::new(store.clone()), store }
+        Registry { feeds: Feeds::new(store.clone()), store, written: Mutex::default() }
     }
 
     pub(crate) fn store(&self) -> &Arc<dyn Store> {
@@ -64,6 +67,18 @@ impl Registry {
 
     pub(crate) fn feeds(&self) -> &Feeds {
         &self.feeds
+    }
+
+    /// The revision of the newest write of this server to a resource; 0 before the first.
+    pub(crate) fn written(&self, resource: &Resource) -> Revision {
+        let written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.get(resource.storage).copied().unwrap_or(0)
+    }
+
+    fn note(&self, resource: &Resource, revision: Revision) {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let newest = written.entry(resource.storage).or_default();
+        *newest = revision.max(*newest);
     }
 
     /// One object; 404 when there is none.
@@ -103,7 +118,10 @@ impl Registry {
         let key = keys::object(resource, object::namespace(&object), &name)?;
         let value = encode(resource, object)?;
         match self.store.put(&key, value, Expect::Absent, ttl).await {
-            Ok(stored) => decode(resource, &stored),
+            Ok(stored) => {
+                self.note(resource, stored.mod_revision);
+                decode(resource, &stored)
+            }
             Err(Error::Conflict { .. }) => Err(StatusError::already_exists(resource, &name)),
             Err(error) => Err(refusal(error)),
         }
@@ -174,6 +192,7 @@ impl Registry {
             let value = encode(resource, object).map_err(broken)?;
             let stored = self.store.put(key, value, Expect::Revision(revision), ttl).await?;
             revision = stored.mod_revision;
+            self.note(resource, revision);
             written = Some(Written {
                 object: decode(resource, &stored).map_err(broken)?,
                 deleted: false,
@@ -188,6 +207,7 @@ impl Registry {
                 deleted => deleted?,
             };
             previous.mod_revision = revision;
+            self.note(resource, revision);
             written = Some(Written {
                 object: decode(resource, &previous).map_err(broken)?,
                 deleted: true,

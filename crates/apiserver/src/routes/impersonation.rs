@@ -1,35 +1,183 @@
-//! Acting as somebody else, as `kubectl --as` asks: `Impersonate-User` and `Impersonate-Group`.
-//! Who may do everything may do that.
-//!
-//! Current limitations: UIDs and extras of the impersonated user are not kept, as of any user.
+//! Acting as somebody else, as `kubectl --as` asks: `Impersonate-User`, `Impersonate-Group`,
+//! `Impersonate-Uid` and `Impersonate-Extra-KEY`. The caller must be allowed to `impersonate` each
+//! of them.
 
 use hyper::HeaderMap;
+use percent_encoding::percent_decode_str;
 
+use super::Router;
 use super::respond::Result;
-use crate::auth::{self, Access, Decision, ResourceTarget, Target, User};
+use crate::auth::{self, Extra, User};
+use crate::authz::{self, Access, ResourceTarget, Target};
 use crate::status::StatusError;
 
 const PREFIX: &str = "impersonate-";
+const EXTRA_PREFIX: &str = "impersonate-extra-";
+const AUTHENTICATION: &str = "authentication.k8s.io";
 
-/// As whom the caller wants this request to be judged and carried out.
-pub(super) fn effective(caller: User, headers: &HeaderMap) -> Result<User> {
+impl Router {
+    /// As whom the caller wants this request to be judged and carried out.
+    pub(super) async fn effective(&self, caller: User, headers: &HeaderMap) -> Result<User> {
+        let Some(wanted) = requested(headers)? else {
+            return Ok(caller);
+        };
+        for target in targets(&wanted) {
+            let target = Target::Resource(target);
+            let access = Access { user: &caller, verb: "impersonate", target };
+            let Err(reason) = self.api.is_allowed(&access).await? else {
+                continue;
+            };
+            tracing::info!(user = ?caller.name, wanted = ?wanted.name, reason = ?reason, "refused to impersonate");
+            return Err(StatusError::forbidden_path(&authz::forbidden_message(&access, &reason)));
+        }
+        Ok(wanted.impersonated())
+    }
+}
+
+/// Whom the headers name, if they name anybody.
+fn requested(headers: &HeaderMap) -> Result<Option<User>> {
     if !headers.keys().any(|name| name.as_str().starts_with(PREFIX)) {
-        return Ok(caller);
+        return Ok(None);
     }
-    let all = |name: &str| -> Vec<String> {
+    let values = |name: &str| -> Result<Vec<String>> {
         let values = headers.get_all(name).iter();
-        values.filter_map(|value| value.to_str().ok()).map(str::to_owned).collect()
+        // A value that is dropped would widen what the rest means.
+        values
+            .map(|value| value.to_str().map(str::to_owned).map_err(|_| unreadable(name)))
+            .collect()
     };
-    let Some(name) = all("impersonate-user").into_iter().find(|name| !name.is_empty()) else {
+    let first = |name: &str| Ok(values(name)?.into_iter().next().unwrap_or_default());
+    let name: String = first("impersonate-user")?;
+    if name.is_empty() {
         return Err(StatusError::bad_request("impersonation needs the header Impersonate-User"));
-    };
-    let users = ResourceTarget { resource: "users", name: &name, ..ResourceTarget::default() };
-    let access = Access { user: &caller, verb: "impersonate", target: Target::Resource(users) };
-    if auth::authorize(&access) != Decision::Allow {
-        return Err(match caller.is_anonymous() {
-            true => StatusError::unauthorized(),
-            false => StatusError::forbidden_path(&auth::forbidden_message(&access, "")),
-        });
     }
-    Ok(User::impersonated(name, all("impersonate-group")))
+    let mut extra = Extra::new();
+    for header in headers.keys() {
+        let Some(key) = header.as_str().strip_prefix(EXTRA_PREFIX) else { continue };
+        let key = percent_decode_str(key).decode_utf8().map_err(|_| unreadable(header.as_str()))?;
+        extra.entry(key.to_lowercase()).or_default().extend(values(header.as_str())?);
+    }
+    let groups = values("impersonate-group")?;
+    Ok(Some(User { name, uid: first("impersonate-uid")?, groups, extra }))
+}
+
+fn unreadable(header: &str) -> StatusError {
+    StatusError::bad_request(format!("the header {header} is not readable text"))
+}
+
+/// Everything that the caller must be allowed to impersonate.
+fn targets(wanted: &User) -> Vec<ResourceTarget<'_>> {
+    let target = |resource, name| ResourceTarget { resource, name, ..ResourceTarget::default() };
+    let mut targets = vec![match auth::service_account(&wanted.name) {
+        Some((namespace, name)) => ResourceTarget { namespace, ..target("serviceaccounts", name) },
+        None => target("users", &wanted.name),
+    }];
+    targets.extend(wanted.groups.iter().map(|group| target("groups", group)));
+    let of_group = |target| ResourceTarget { group: AUTHENTICATION, ..target };
+    if !wanted.uid.is_empty() {
+        targets.push(of_group(target("uids", &wanted.uid)));
+    }
+    for (key, values) in &wanted.extra {
+        targets.extend(values.iter().map(|value| ResourceTarget {
+            subresource: key,
+            ..of_group(target("userextras", value))
+        }));
+    }
+    targets
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use hyper::header::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
+        let pair = |(name, value): &(&'static str, &str)| {
+            (HeaderName::from_static(name), HeaderValue::from_bytes(value.as_bytes()).unwrap())
+        };
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines.iter().map(pair) {
+            headers.append(name, value);
+        }
+        headers
+    }
+
+    #[test]
+    fn every_part_of_the_wanted_user_is_asked_for() {
+        let wanted = requested(&headers(&[
+            ("impersonate-user", "jane"),
+            ("impersonate-group", "a"),
+            ("impersonate-group", "b"),
+            ("impersonate-uid", "7"),
+            ("impersonate-extra-acme.com%2fproject", "x"),
+            ("impersonate-extra-acme.com%2fproject", "y"),
+        ]));
+        let wanted = wanted.unwrap().unwrap();
+        let asked: Vec<String> = targets(&wanted)
+            .iter()
+            .map(|target| {
+                format!(
+                    "{}|{}|{}|{}",
+                    target.group, target.resource, target.subresource, target.name
+                )
+            })
+            .collect();
+        assert_eq!(
+            asked,
+            [
+                "|users||jane",
+                "|groups||a",
+                "|groups||b",
+                "authentication.k8s.io|uids||7",
+                "authentication.k8s.io|userextras|acme.com/project|x",
+                "authentication.k8s.io|userextras|acme.com/project|y",
+            ]
+        );
+        assert_eq!(wanted.impersonated().groups, ["a", "b", "system:authenticated"]);
+    }
+
+    #[test]
+    fn groups_that_go_without_saying() {
+        for (name, given, expected) in [
+            ("jane", "", "system:authenticated"),
+            ("system:anonymous", "", "system:unauthenticated"),
+            ("x", "system:unauthenticated", "system:unauthenticated"),
+            (
+                "system:serviceaccount:ns:sa",
+                "",
+                "system:serviceaccounts system:serviceaccounts:ns system:authenticated",
+            ),
+            ("system:serviceaccount:ns:sa", "g", "g system:authenticated"),
+        ] {
+            let groups = given.split_whitespace().map(str::to_owned).collect();
+            let user = User { name: name.into(), groups, ..User::default() };
+            assert_eq!(user.impersonated().groups.join(" "), expected, "{name} {given}");
+        }
+    }
+
+    #[test]
+    fn a_service_account_is_asked_for_as_such() {
+        let wanted = requested(&headers(&[("impersonate-user", "system:serviceaccount:ns:sa")]));
+        let wanted = wanted.unwrap().unwrap();
+        let target = targets(&wanted)[0];
+        assert_eq!(
+            (target.resource, target.namespace, target.name),
+            ("serviceaccounts", "ns", "sa")
+        );
+    }
+
+    #[test]
+    fn bad_headers() {
+        assert_eq!(requested(&HeaderMap::new()), Ok(None));
+        for lines in [
+            [("impersonate-group", "system:masters")].as_slice(),
+            &[("impersonate-user", "")],
+            &[("impersonate-user", "jane"), ("impersonate-group", "\u{e9}")],
+            &[("impersonate-user", "jane"), ("impersonate-extra-%ff", "x")],
+        ] {
+            assert_eq!(requested(&headers(lines)).unwrap_err().code, 400, "{lines:?}");
+        }
+    }
 }

@@ -32,7 +32,8 @@ use tokio_util::sync::CancellationToken;
 use self::metrics::Metrics;
 use self::request::{RequestLine, ResourcePath};
 use self::respond::{Answer, Result, View};
-use crate::auth::{self, Access, ResourceTarget, Target, User};
+use crate::auth::User;
+use crate::authz::{self, Access, ResourceTarget, Target};
 use crate::facts::{self, Gvk, Resource};
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
@@ -100,7 +101,7 @@ impl Router {
 
     async fn answer(&self, peer: &Peer, line: &RequestLine, request: Request<Incoming>) -> Result {
         let caller = peer.user().ok_or_else(StatusError::unauthorized)?;
-        let user = impersonation::effective(caller, request.headers())?;
+        let user = self.effective(caller, request.headers()).await?;
         self.authorize(&user, line.verb, line).await?;
         let Some(path) = &line.resource else {
             return timeout(REQUEST_TIMEOUT, self.system(line, request.headers()))
@@ -135,10 +136,14 @@ impl Router {
         let Err(reason) = self.api.is_allowed(&access).await? else {
             return Ok(());
         };
-        if user.is_anonymous() {
-            return Err(StatusError::unauthorized());
-        }
-        let message = auth::forbidden_message(&access, &reason);
+        tracing::info!(
+            user = ?user.name,
+            verb,
+            path = ?line.path,
+            reason = ?reason,
+            "refused a request"
+        );
+        let message = authz::forbidden_message(&access, &reason);
         Err(match &line.resource {
             None => StatusError::forbidden_path(&message),
             Some(path) => match facts::lookup(&path.group, &path.version, &path.resource) {
@@ -187,8 +192,10 @@ impl Router {
             return Err(StatusError::method_not_allowed(call.resource, call.verb));
         }
         match (subresource.name, call.verb) {
-            ("status" | "ephemeralcontainers" | "resize", "get") => self.get(call).await,
-            ("status" | "finalize" | "ephemeralcontainers" | "resize", _) => {
+            ("status" | "approval" | "ephemeralcontainers" | "resize", "get") => {
+                self.get(call).await
+            }
+            ("status" | "approval" | "finalize" | "ephemeralcontainers" | "resize", _) => {
                 self.update(call).await
             }
             ("exec" | "attach" | "portforward", _) => self.connect(call).await,

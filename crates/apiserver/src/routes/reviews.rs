@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::respond::{self, Result};
 use super::{Call, Router};
-use crate::auth::{Access, MASTERS, ResourceTarget, Target, User};
+use crate::auth::User;
+use crate::authz::{Access, Decision, ResourceTarget, Rule, Rules, Target};
 use crate::schema::FieldValidation;
 use crate::status::StatusError;
 
@@ -20,10 +21,23 @@ impl Router {
                 let user = subject(&review["spec"])?;
                 self.access_status(&user, &review["spec"]).await?
             }
-            "SelfSubjectAccessReview" => self.access_status(call.user, &review["spec"]).await?,
-            "SelfSubjectReview" => {
-                json!({"userInfo": {"username": call.user.name, "groups": call.user.groups}})
+            "LocalSubjectAccessReview" => {
+                let asked = &review["spec"]["resourceAttributes"]["namespace"];
+                if *asked != call.path.namespace.as_str() {
+                    return Err(StatusError::bad_request(format!(
+                        "spec.resourceAttributes.namespace must match namespace: {:?}",
+                        call.path.namespace
+                    )));
+                }
+                let user = subject(&review["spec"])?;
+                self.access_status(&user, &review["spec"]).await?
             }
+            "SelfSubjectRulesReview" => match text(&review["spec"], "namespace") {
+                "" => return Err(StatusError::bad_request("no namespace on request")),
+                namespace => rules_status(self.api.authorizer.rules(call.user, namespace)),
+            },
+            "SelfSubjectAccessReview" => self.access_status(call.user, &review["spec"]).await?,
+            "SelfSubjectReview" => json!({"userInfo": user_info(call.user)}),
             "TokenReview" if review["spec"]["token"].as_str().is_none_or(str::is_empty) => {
                 return Err(StatusError::bad_request(
                     "token is required for TokenReview in authentication",
@@ -36,15 +50,17 @@ impl Router {
     }
 
     async fn access_status(&self, user: &User, spec: &Value) -> Result<Value> {
-        let verdict = self.verdict(user, spec).await?;
-        Ok(match verdict {
-            Ok(()) => json!({"allowed": true}),
-            Err(reason) if reason.is_empty() => json!({"allowed": false}),
-            Err(reason) => json!({"allowed": false, "reason": reason}),
+        let (allowed, reason) = match self.verdict(user, spec).await? {
+            Decision::Allow(reason) => (true, reason),
+            Decision::Deny(reason) => (false, reason),
+        };
+        Ok(match reason.as_str() {
+            "" => json!({"allowed": allowed}),
+            reason => json!({"allowed": allowed, "reason": reason}),
         })
     }
 
-    async fn verdict(&self, user: &User, spec: &Value) -> Result<std::result::Result<(), String>> {
+    async fn verdict(&self, user: &User, spec: &Value) -> Result<Decision> {
         let (resource, path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
         if resource.is_object() == path.is_object() {
             return Err(StatusError::bad_request(
@@ -54,13 +70,7 @@ impl Router {
         if path.is_object() {
             let access =
                 Access { user, verb: text(path, "verb"), target: Target::Path(text(path, "path")) };
-            return self.api.is_allowed(&access).await;
-        }
-        let asks_for_all =
-            ["verb", "group", "resource"].iter().any(|field| text(resource, field) == "*");
-        if asks_for_all {
-            // Only who may do everything may do "everything".
-            return Ok(if user.is_in(MASTERS) { Ok(()) } else { Err(String::new()) });
+            return Ok(self.api.authorizer.authorize(&self.api.registry, &access).await);
         }
         let fields = required_fields(resource);
         let target = Target::Resource(ResourceTarget {
@@ -71,8 +81,25 @@ impl Router {
             name: text(resource, "name"),
             fields: &fields,
         });
-        self.api.is_allowed(&Access { user, verb: text(resource, "verb"), target }).await
+        let access = Access { user, verb: text(resource, "verb"), target };
+        Ok(self.api.authorizer.authorize(&self.api.registry, &access).await)
     }
+}
+
+/// What `kubectl auth can-i --list` shows.
+fn rules_status(Rules { rules, faults }: Rules) -> Value {
+    let (resources, paths): (Vec<&Rule>, Vec<&Rule>) =
+        rules.iter().partition(|rule| rule.is_of_resources());
+    let values = |rules: Vec<&Rule>| rules.into_iter().map(Rule::to_value).collect::<Value>();
+    let mut status = json!({
+        "resourceRules": values(resources),
+        "nonResourceRules": values(paths),
+        "incomplete": !faults.is_empty(),
+    });
+    if !faults.is_empty() {
+        status["evaluationError"] = faults.join(", ").into();
+    }
+    status
 }
 
 fn text<'a>(value: &'a Value, field: &str) -> &'a str {
@@ -80,17 +107,35 @@ fn text<'a>(value: &'a Value, field: &str) -> &'a str {
 }
 
 fn subject(spec: &Value) -> Result<User> {
-    let groups: Vec<String> = spec["groups"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(|group| group.as_str().map(str::to_owned))
-        .collect();
+    let groups = texts(&spec["groups"]);
     let name = text(spec, "user").to_owned();
     if name.is_empty() && groups.is_empty() {
         return Err(StatusError::bad_request("at least one of user or group must be specified"));
     }
-    Ok(User { name, groups })
+    let extra = spec["extra"].as_object().into_iter().flatten();
+    Ok(User {
+        name,
+        uid: text(spec, "uid").to_owned(),
+        groups,
+        extra: extra.map(|(key, values)| (key.to_lowercase(), texts(values))).collect(),
+    })
+}
+
+fn texts(list: &Value) -> Vec<String> {
+    let list = list.as_array().into_iter().flatten();
+    list.filter_map(|text| text.as_str().map(str::to_owned)).collect()
+}
+
+/// A user as answers show it, without what is not known of him.
+fn user_info(user: &User) -> Value {
+    let mut info = json!({"username": user.name, "groups": user.groups});
+    if !user.uid.is_empty() {
+        info["uid"] = user.uid.as_str().into();
+    }
+    if !user.extra.is_empty() {
+        info["extra"] = json!(user.extra);
+    }
+    info
 }
 
 /// The equality terms of a review's field selector.

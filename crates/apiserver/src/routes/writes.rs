@@ -43,6 +43,7 @@ impl Router {
         let (object, said) = match self.api.update(&request).await {
             Err(error) if error.code == 404 && creates_on_update(&request) => {
                 let Change::Replace(object) = request.change else { return Err(error) };
+                self.authorize(call.user, "create", call.line).await?;
                 let created = self
                     .api
                     .create(call.user, call.resource, call.namespace(), object, request.dry_run)
@@ -134,7 +135,8 @@ impl Router {
         let body = self.body(&mut call).await?;
         let (binding, _) = read(&call, subresource.gvk, &body)?;
         let dry_run = call.line.query.dry_run()?;
-        self.api.bind(call.resource, call.namespace(), &call.path.name, &binding, dry_run).await?;
+        let (namespace, name) = (call.namespace(), &call.path.name);
+        self.api.bind(call.user, call.resource, namespace, name, &binding, dry_run).await?;
         Ok(respond::success(StatusCode::CREATED, None))
     }
 
@@ -174,7 +176,8 @@ impl Router {
 
 /// Kinds that a PUT makes when they are absent, as long as it does not name a version.
 fn creates_on_update(request: &UpdateRequest<'_>) -> bool {
-    let is_such_kind = matches!(request.resource.kind, "Endpoints" | "Event" | "Lease" | "Service");
+    let is_such_kind = matches!(request.resource.kind, "Endpoints" | "Event" | "Lease" | "Service")
+        || request.resource.group == "rbac.authorization.k8s.io";
     let is_unversioned = matches!(&request.change, Change::Replace(object)
         if object::resource_version(object).is_empty() && object::name(object) == request.name);
     is_such_kind && is_unversioned && request.subresource.is_empty()

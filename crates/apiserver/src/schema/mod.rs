@@ -5,6 +5,7 @@
 //! Current limitations: volumes other than those a node mounts by itself, Windows fields, affinity
 //! and topology spread are checked for their types only.
 
+mod certificates;
 mod conform;
 mod decode;
 mod defaults;
@@ -26,12 +27,12 @@ pub use events::{from_storage, to_storage};
 pub use names::is_dns_subdomain;
 pub(crate) use names::{label_value, qualified};
 pub use prepare::{
-    prepare_create, prepare_ephemeral_containers, prepare_namespace_finalize, prepare_resize,
-    prepare_status_update, prepare_update,
+    prepare_approval, prepare_create, prepare_ephemeral_containers, prepare_namespace_finalize,
+    prepare_resize, prepare_status_update, prepare_update,
 };
 pub use validate::{
-    validate_binding, validate_create, validate_ephemeral_containers, validate_resize,
-    validate_status_update, validate_update,
+    validate_approval, validate_binding, validate_create, validate_ephemeral_containers,
+    validate_resize, validate_status_update, validate_update,
 };
 
 use crate::facts::Gvk;

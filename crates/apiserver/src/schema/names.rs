@@ -56,6 +56,15 @@ pub(super) fn dns_subdomain(text: &str) -> Complaints {
     complaints
 }
 
+/// The name of a role or a binding: whatever fits into a path.
+pub(super) fn path_segment(text: &str) -> Complaints {
+    if matches!(text, "." | "..") {
+        return vec![format!("may not be '{text}'")];
+    }
+    let forbidden = ["/", "%"].into_iter().filter(|part| text.contains(part));
+    forbidden.map(|part| format!("may not contain '{part}'")).collect()
+}
+
 pub(super) fn dns_label(text: &str) -> Complaints {
     let mut complaints = Vec::new();
     if text.len() > 63 {

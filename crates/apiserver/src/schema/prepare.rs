@@ -3,8 +3,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::qos;
 use super::value::{default, is_zero, items, items_mut, map_mut, same, text};
+use super::{certificates, qos};
 use crate::facts::Resource;
 use crate::object::{child_mut, metadata_mut};
 
@@ -44,6 +44,9 @@ pub fn prepare_create(resource: &Resource, object: &mut Value) {
         }
         ("", "ReplicationController") => {
             map.insert("status".into(), json!({"replicas": 0}));
+        }
+        ("certificates.k8s.io", _) => {
+            map.insert("status".into(), json!({}));
         }
         // a node comes with the status that its kubelet knows
         _ => {}
@@ -89,6 +92,7 @@ pub fn prepare_update(resource: &Resource, object: &mut Value, old: &Value) {
             restore(map, old, "spec");
         }
         ("", "Service") => keep_allocated(map, &old["spec"]),
+        ("certificates.k8s.io", _) => restore(map, old, "spec"),
         _ => {}
     }
     if resource.counts_generation && content_changed(resource, map, old) {
@@ -163,6 +167,10 @@ pub fn prepare_status_update(resource: &Resource, object: &mut Value, old: &Valu
     {
         restore(map, old, field);
     }
+    if resource.group == "certificates.k8s.io" {
+        certificates::keep_decisions(object, old);
+        return;
+    }
     if resource.kind != "Pod" {
         return;
     }
@@ -177,6 +185,13 @@ pub fn prepare_status_update(resource: &Resource, object: &mut Value, old: &Valu
             }
         }
     }
+}
+
+/// Before an update of a certificate request's `approval`: only conditions come from the request.
+pub fn prepare_approval(resource: &Resource, object: &mut Value, old: &Value) {
+    let conditions = object["status"].get("conditions").cloned();
+    prepare_status_update(resource, object, old);
+    certificates::decide(object, old, conditions);
 }
 
 /// Before an update of a namespace's `finalize`: only `spec.finalizers` comes from the request.

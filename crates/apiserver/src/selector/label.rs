@@ -6,6 +6,7 @@ use std::vec::IntoIter;
 
 use serde_json::Value;
 
+use crate::schema::value::{entries, items, text};
 use crate::schema::{label_value, qualified};
 use crate::status::StatusError;
 
@@ -49,6 +50,34 @@ impl LabelSelector {
         let mut parser = Parser { tokens: scan(text).into_iter().peekable() };
         let mut requirements = parser.requirements().map_err(StatusError::bad_request)?;
         requirements.sort_by(|a, b| a.key.cmp(&b.key));
+        Ok(Self(requirements))
+    }
+
+    /// A `LabelSelector` object, which conforms to its type.
+    pub fn of(selector: &Value) -> Result<Self, String> {
+        let mut requirements = Vec::new();
+        for (key, value) in entries(&selector["matchLabels"]) {
+            let values = vec![value.as_str().unwrap_or_default().to_owned()];
+            requirements.push(Requirement::new(key.clone(), Operator::Equals, values)?);
+        }
+        for expression in items(&selector["matchExpressions"]) {
+            let operator = match text(&expression["operator"]) {
+                "In" => Operator::In,
+                "NotIn" => Operator::NotIn,
+                "Exists" => Operator::Exists,
+                "DoesNotExist" => Operator::DoesNotExist,
+                other => return Err(format!("{other:?} is not a valid label selector operator")),
+            };
+            let values: Vec<String> =
+                items(&expression["values"]).iter().map(|value| text(value).to_owned()).collect();
+            let takes_values = matches!(operator, Operator::In | Operator::NotIn);
+            if values.is_empty() == takes_values {
+                let wants = if takes_values { "at least one value" } else { "no values" };
+                return Err(format!("{operator:?} takes {wants}"));
+            }
+            let key = text(&expression["key"]).to_owned();
+            requirements.push(Requirement::new(key, operator, values)?);
+        }
         Ok(Self(requirements))
     }
 

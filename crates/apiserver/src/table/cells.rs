@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::age::since;
-use super::{Column, pod};
+use super::{Column, access, pod};
 use crate::facts::Resource;
 use crate::schema::value::{entries, items, text};
 
@@ -16,10 +16,10 @@ pub(super) struct Printer {
     pub cells: fn(&Value, Timestamp) -> Vec<Value>,
 }
 
-const NAME: Column = Column("Name", "string", "name", 0);
-const AGE: Column = string("Age");
+pub(super) const NAME: Column = Column("Name", "string", "name", 0);
+pub(super) const AGE: Column = string("Age");
 
-const fn string(name: &'static str) -> Column {
+pub(super) const fn string(name: &'static str) -> Column {
     Column(name, "string", "", 0)
 }
 
@@ -27,7 +27,7 @@ const fn integer(name: &'static str) -> Column {
     Column(name, "integer", "", 0)
 }
 
-const fn wide(name: &'static str) -> Column {
+pub(super) const fn wide(name: &'static str) -> Column {
     Column(name, "string", "", 1)
 }
 
@@ -133,15 +133,17 @@ pub(super) fn printer(resource: &Resource) -> &'static Printer {
         "Namespace" => &NAMESPACES,
         "Lease" => &LEASES,
         "ServiceAccount" => &ACCOUNTS,
+        "RoleBinding" | "ClusterRoleBinding" => &access::BINDINGS,
+        "CertificateSigningRequest" => &access::SIGNING_REQUESTS,
         _ => &OTHERS,
     }
 }
 
-fn name(object: &Value) -> Value {
+pub(super) fn name(object: &Value) -> Value {
     text(&object["metadata"]["name"]).into()
 }
 
-fn age(object: &Value, now: Timestamp) -> Value {
+pub(super) fn age(object: &Value, now: Timestamp) -> Value {
     since(&object["metadata"]["creationTimestamp"], now).into()
 }
 

@@ -3,6 +3,7 @@
 //!
 //! Current limitations: columns carry no descriptions.
 
+mod access;
 mod age;
 mod cells;
 mod pod;

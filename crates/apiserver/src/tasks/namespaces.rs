@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::{core, namespaces::is_terminating};
-use crate::auth::{MASTERS, User};
+use crate::auth::User;
 use crate::facts::RESOURCES;
 use crate::object;
 use crate::operations::{Api, DeleteOptions};
@@ -23,7 +23,7 @@ const RESYNC: Duration = Duration::from_secs(60);
 
 /// Runs until `stop`.
 pub(crate) async fn run(api: &Api, stop: CancellationToken) {
-    let user = User::authenticated("system:apiserver".into(), vec![MASTERS.into()]);
+    let user = User::apiserver();
     let mut changes = None;
     loop {
         // Subscribed before the look around, so that nothing in between is missed.

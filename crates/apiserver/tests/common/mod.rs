@@ -18,7 +18,7 @@ use http_body_util::BodyExt;
 use hyper::Request;
 use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use longshore_apiserver::{Config, Server, pki};
+use longshore_apiserver::{Config, Mode, Server, pki};
 use longshore_store::EmbeddedStore;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -66,6 +66,9 @@ impl Cluster {
             event_ttl: Duration::from_secs(3600),
             compaction_interval: Duration::from_secs(300),
             node_names: vec!["n1".into()],
+            authorization: vec![Mode::Node, Mode::Rbac],
+            approve_kubelet_serving: false,
+            signing_duration: Duration::from_secs(365 * 24 * 3600),
         };
         adapt(&mut config);
         let server = Server::start(config).await.unwrap();

@@ -38,6 +38,8 @@ pub enum Decision {
         victims: Vec<Ticket>,
         /// Whether it needs what victims, these or those of an earlier pod, hold until they end.
         waits: bool,
+        /// What victims have to end for: the first resource that is short.
+        lacking: Option<String>,
     },
     /// It is not.
     Refuse {
@@ -71,7 +73,7 @@ pub fn decide(
 ) -> Decision {
     let refuse = |verdict| Decision::Refuse { verdict, by_labels: false };
     let Some(pod_spec) = &pod.spec else {
-        return Decision::Admit { victims: vec![], waits: false };
+        return Decision::Admit { victims: vec![], waits: false, lacking: None };
     };
     let first = pressure::refuses(pod, terms.pressure, terms.abilities.toleration_comparisons)
         .or_else(|| terms.abilities.refuses_first(pod, pod_spec))
@@ -93,7 +95,7 @@ fn fit_in(pod: &Pod, terms: &Terms<'_>) -> Decision {
     let misfits = |used| fit::misfits(pod, &new, node, used, abilities.toleration_comparisons);
     let found = misfits(ledger.in_use());
     let Some(first) = found.first() else {
-        return Decision::Admit { victims: vec![], waits: false };
+        return Decision::Admit { victims: vec![], waits: false, lacking: None };
     };
     let by_labels = found.iter().all(fit::Misfit::is_of_labels);
     let refuse = |verdict| Decision::Refuse { verdict, by_labels };
@@ -107,7 +109,10 @@ fn fit_in(pod: &Pod, terms: &Terms<'_>) -> Decision {
     let still = misfits(ledger.in_use_later());
     let lacks: Vec<_> = still.iter().filter_map(fit::Misfit::lack).collect();
     match preemption::victims(pod, ledger, &lacks) {
-        Ok(victims) => Decision::Admit { victims, waits: true },
+        Ok(victims) => {
+            let lacking = lacks.first().map(|lack| lack.resource.clone());
+            Decision::Admit { victims, waits: true, lacking }
+        }
         Err(reason) => refuse(Verdict::failed(
             "UnexpectedAdmissionError",
             format!(

@@ -23,6 +23,7 @@ pub fn apply_defaults(resource: &Resource, object: &mut Value) {
         ("", "Node") => node(map),
         ("", "Endpoints") => endpoints(map),
         ("discovery.k8s.io", "EndpointSlice") => endpoint_slice(map),
+        ("rbac.authorization.k8s.io", "RoleBinding" | "ClusterRoleBinding") => binding(map),
         _ => {}
     }
 }
@@ -71,6 +72,19 @@ fn endpoint_slice(slice: &mut Map<String, Value>) {
     for port in items_mut(slice.get_mut("ports")) {
         default_absent(port, "name", "");
         default_absent(port, "protocol", "TCP");
+    }
+}
+
+/// Roles, users and groups are of the API group of roles; service accounts are of the core group.
+fn binding(binding: &mut Map<String, Value>) {
+    const GROUP: &str = "rbac.authorization.k8s.io";
+    if let Some(role) = map_mut(binding, "roleRef") {
+        default(role, "apiGroup", GROUP);
+    }
+    for subject in items_mut(binding.get_mut("subjects")) {
+        if subject.get("kind").is_some_and(|kind| kind == "User" || kind == "Group") {
+            default(subject, "apiGroup", GROUP);
+        }
     }
 }
 

@@ -43,6 +43,8 @@ pub(super) fn object(resource: &Resource, object: &Value, causes: &mut Causes) {
 fn name_rule(resource: &Resource) -> fn(&str) -> Vec<String> {
     match resource.kind {
         "Namespace" | "Service" => names::dns_label,
+        _ if resource.group == "rbac.authorization.k8s.io" => names::path_segment,
+        "CertificateSigningRequest" => names::path_segment,
         _ => names::dns_subdomain,
     }
 }

@@ -1,6 +1,7 @@
 //! The rules that objects must keep, with upstream's field paths and messages: 422 with one cause
 //! per broken rule. Objects come here conformed, defaulted and prepared.
 
+mod certificates;
 mod container;
 mod handlers;
 mod meta;
@@ -9,10 +10,12 @@ mod plain;
 mod pod;
 mod pod_parts;
 mod pod_update;
+mod rbac;
 mod volume;
 
 use serde_json::Value;
 
+use self::certificates::Part;
 use super::events::to_storage;
 use super::field::{Causes, Path};
 use super::value::{same, text};
@@ -59,9 +62,25 @@ pub fn validate_status_update(
         ("", "Node") => plain::node_update(object, old, &mut causes),
         ("", "Namespace") => plain::namespace_status(object, &mut causes),
         ("", "ReplicationController") => plain::controller_status(object, &mut causes),
+        ("certificates.k8s.io", _) => {
+            certificates::update(object, old, Part::Status, &mut causes);
+        }
         _ => {}
     }
     finish(resource, object, causes)
+}
+
+/// Checks a certificate request on which somebody has decided.
+pub fn validate_approval(
+    resource: &Resource,
+    request: &Value,
+    old: &Value,
+) -> Result<(), StatusError> {
+    same_uid(resource, request, old)?;
+    let mut causes = Causes::default();
+    meta::update(request, old, &mut causes);
+    certificates::update(request, old, Part::Approval, &mut causes);
+    finish(resource, request, causes)
 }
 
 /// Checks a pod whose ephemeral containers changed.
@@ -145,6 +164,11 @@ fn check(resource: &Resource, object: &Value, old: Option<&Value>, causes: &mut 
         ("", "Service") => network::service(object, old, causes),
         ("", "Endpoints") => network::endpoints(object, causes),
         ("discovery.k8s.io", _) => network::endpoint_slice(object, old, causes),
+        ("certificates.k8s.io", _) => match old {
+            None => certificates::create(object, causes),
+            Some(old) => certificates::update(object, old, Part::Rest, causes),
+        },
+        ("rbac.authorization.k8s.io", kind) => rbac::check(kind, object, old, causes),
         ("node.k8s.io", _) => plain::runtime_class(object, old, causes),
         ("coordination.k8s.io", _) => plain::lease(object, causes),
         ("", "Event") => plain::event(object, old, false, causes),

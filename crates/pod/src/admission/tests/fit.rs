@@ -194,7 +194,7 @@ proptest! {
         let mut ledger = Ledger::default();
         let mut there: Vec<Ticket> = Vec::new();
         for (pod, goes) in &pods {
-            if let Decision::Admit { victims, waits } = decide_on(pod, &node, &ledger, NodePressure::default()) {
+            if let Decision::Admit { victims, waits, .. } = decide_on(pod, &node, &ledger, NodePressure::default()) {
                 prop_assert!(victims.is_empty() || waits);
                 victims.iter().for_each(|ticket| ledger.leave(*ticket));
                 there.push(ledger.enter(Seat::new(pod)));

@@ -24,7 +24,7 @@ fn victims(new: &Pod, pods: &[Pod]) -> Result<Vec<usize>, String> {
     let (ledger, tickets) = full(pods);
     let node = node_with(json!({}), json!([]));
     match decide_on(new, &node, &ledger, NodePressure::default()) {
-        Decision::Admit { victims, waits } => {
+        Decision::Admit { victims, waits, .. } => {
             assert_eq!(waits, !victims.is_empty());
             let place = |ticket| tickets.iter().position(|known| known == ticket).unwrap();
             Ok(victims.iter().map(place).collect())
@@ -107,16 +107,25 @@ fn what_others_leave_is_waited_for_and_not_taken_twice() {
     let decide =
         |pod: &Pod, ledger: &Ledger| decide_on(pod, &node, ledger, NodePressure::default());
     let first = decide(&critical("2"), &ledger);
-    assert_eq!(first, Decision::Admit { victims: vec![tickets[0]], waits: true });
+    assert_eq!(
+        first,
+        Decision::Admit { victims: vec![tickets[0]], waits: true, lacking: Some("cpu".to_owned()) }
+    );
     ledger.leave(tickets[0]);
     ledger.leave(tickets[0]);
     ledger.enter(Seat::new(&critical("2")));
     // The rest of what the victim leaves is enough for another one.
-    assert_eq!(decide(&critical("1"), &ledger), Decision::Admit { victims: vec![], waits: true });
+    assert_eq!(
+        decide(&critical("1"), &ledger),
+        Decision::Admit { victims: vec![], waits: true, lacking: None }
+    );
     ledger.enter(Seat::new(&critical("1")));
     // The next one needs another victim.
     let next = decide(&critical("1"), &ledger);
-    assert_eq!(next, Decision::Admit { victims: vec![tickets[1]], waits: true });
+    assert_eq!(
+        next,
+        Decision::Admit { victims: vec![tickets[1]], waits: true, lacking: Some("cpu".to_owned()) }
+    );
     // For all others, who leaves is still there.
     assert!(refusal(&cpu("1m"), &node, &ledger).is_some());
     assert_eq!(ledger.leavers().collect::<Vec<_>>(), [tickets[0]]);
@@ -180,7 +189,7 @@ proptest! {
         let node = node_with(json!({}), json!([]));
         prop_assert_eq!(
             decide_on(&new, &node, &rest, NodePressure::default()),
-            Decision::Admit { victims: vec![], waits: false }
+            Decision::Admit { victims: vec![], waits: false, lacking: None }
         );
     }
 }

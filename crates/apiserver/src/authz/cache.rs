@@ -1,0 +1,135 @@
+//! What decisions are made from: an index of the objects of one resource, which follows the store.
+
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::time::Duration;
+
+use longshore_store::Revision;
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::facts::{Resource, lookup};
+use crate::object;
+use crate::registry::{Change, ListRequest, Registry, VersionMatch};
+use crate::selector::{FieldSelector, LabelSelector};
+use crate::status::StatusError;
+
+const RETRY: Duration = Duration::from_secs(1);
+/// How long a refusal waits for what this server has just written.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// What is kept of objects.
+pub(super) trait Index: Default + Send + Sync {
+    /// Takes an object in, instead of the one of that name.
+    fn put(&mut self, object: &Value);
+    /// Forgets an object.
+    fn remove(&mut self, namespace: &str, name: &str);
+}
+
+/// An index that follows the store.
+pub(super) struct Cache<T> {
+    resource: &'static Resource,
+    index: RwLock<T>,
+    /// Everything up to this revision is in the index.
+    seen: watch::Sender<Revision>,
+}
+
+impl<T: Index> Cache<T> {
+    pub(super) fn new(group: &str, plural: &str) -> Result<Cache<T>, StatusError> {
+        let resource = lookup(group, "v1", plural)
+            .ok_or_else(|| StatusError::internal(format!("no resource {plural}")))?;
+        Ok(Cache { resource, index: RwLock::default(), seen: watch::Sender::new(0) })
+    }
+
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, T> {
+        self.index.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads all objects.
+    pub(super) async fn load(&self, registry: &Registry) -> Result<(), StatusError> {
+        let request = ListRequest {
+            resource: self.resource,
+            namespace: "",
+            labels: LabelSelector::default(),
+            fields: FieldSelector::default(),
+            limit: 0,
+            continue_token: "",
+            version: VersionMatch::Newest,
+        };
+        let mut index = T::default();
+        let meta = registry
+            .list(&request, |object| {
+                index.put(&object);
+                Ok(())
+            })
+            .await?;
+        *self.index.write().unwrap_or_else(PoisonError::into_inner) = index;
+        self.seen.send_replace(meta.revision);
+        Ok(())
+    }
+
+    /// Follows the store until `stop`, from where [`Cache::load`] left off.
+    pub(super) async fn run(&self, registry: &Registry, stop: &CancellationToken) {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = self.follow(registry) => {}
+        }
+    }
+
+    async fn follow(&self, registry: &Registry) {
+        loop {
+            let seen = *self.seen.borrow();
+            match registry.feeds().subscribe(self.resource, seen).await {
+                Ok(mut changes) => {
+                    while let Ok(Some(change)) = changes.next().await {
+                        self.apply(&change);
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, resource = self.resource.plural, "following the store");
+                    sleep(RETRY).await;
+                }
+            }
+            // Behind, or broken: all anew, since what was missed may be forgotten by now.
+            while let Err(error) = self.load(registry).await {
+                tracing::warn!(%error, resource = self.resource.plural, "reading the store");
+                sleep(RETRY).await;
+            }
+        }
+    }
+
+    fn apply(&self, change: &Change) {
+        let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
+        match (&change.current, &change.previous) {
+            (Some(current), _) => {
+                if let Some(object) = current.value() {
+                    index.put(object);
+                }
+            }
+            (None, Some(previous)) => {
+                if let Some(object) = previous.value() {
+                    index.remove(object::namespace(object), object::name(object));
+                }
+            }
+            (None, None) => {}
+        }
+        drop(index);
+        self.seen.send_replace(change.revision);
+    }
+
+    /// Waits a moment until the index holds what this server wrote so far. `false`: it does already.
+    pub(super) async fn catch_up(&self, registry: &Registry) -> bool {
+        let written = registry.written(self.resource);
+        if *self.seen.borrow() >= written {
+            return false;
+        }
+        let mut seen = self.seen.subscribe();
+        timeout(PATIENCE, seen.wait_for(|seen| *seen >= written)).await.is_ok()
+    }
+
+    #[cfg(test)]
+    pub(super) fn put(&self, object: &Value) {
+        self.index.write().unwrap_or_else(PoisonError::into_inner).put(object);
+    }
+}

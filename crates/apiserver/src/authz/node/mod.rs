@@ -1,0 +1,247 @@
+//! What a node may do: its own Node, Lease and pods, and what the pods that are bound to it refer
+//! to; besides, what the role `system:node` lists, which is the same for all nodes. What depends on
+//! a request's body is for the admission `node_restriction` to judge.
+//!
+//! Current limitations: volumes, attachments and slices of devices are not served here, so nothing
+//! leads from them to a node.
+
+mod graph;
+mod references;
+
+use tokio_util::sync::CancellationToken;
+
+use self::graph::Graph;
+use self::references::Kind;
+pub(crate) use self::references::{mirror_pod_reference, names_audience};
+use super::cache::Cache;
+use super::rule::Rule;
+use super::{Access, Decision, ResourceTarget, Target, policy};
+use crate::auth::node_name;
+use crate::registry::Registry;
+use crate::status::StatusError;
+
+const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
+
+/// Decides for nodes.
+pub(super) struct NodeAuthorizer {
+    graph: Cache<Graph>,
+    rules: Vec<Rule>,
+}
+
+impl NodeAuthorizer {
+    pub(super) fn new() -> Result<NodeAuthorizer, StatusError> {
+        Ok(NodeAuthorizer { graph: Cache::new("", "pods")?, rules: policy::node_rules() })
+    }
+
+    pub(super) async fn load(&self, registry: &Registry) -> Result<(), StatusError> {
+        self.graph.load(registry).await
+    }
+
+    pub(super) async fn run(&self, registry: &Registry, stop: &CancellationToken) {
+        self.graph.run(registry, stop).await;
+    }
+
+    pub(super) async fn catch_up(&self, registry: &Registry) -> bool {
+        self.graph.catch_up(registry).await
+    }
+
+    pub(super) fn decide(&self, access: &Access<'_>) -> Decision {
+        let node = match node_name(access.user) {
+            None => return Decision::deny(""),
+            Some("") => {
+                return Decision::deny(format!("unknown node for user {:?}", access.user.name));
+            }
+            Some(node) => node,
+        };
+        if let Target::Resource(target) = &access.target {
+            let ask = Ask { graph: &self.graph, node, verb: access.verb, target };
+            if let Some(decision) = ask.decide() {
+                return decision;
+            }
+        }
+        match self.rules.iter().any(|rule| rule.allows(access.verb, &access.target)) {
+            true => Decision::allow(),
+            false => Decision::deny(""),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn put(&self, pod: &serde_json::Value) {
+        self.graph.put(pod);
+    }
+}
+
+/// One request of a node about resources.
+struct Ask<'a> {
+    graph: &'a Cache<Graph>,
+    node: &'a str,
+    verb: &'a str,
+    target: &'a ResourceTarget<'a>,
+}
+
+impl Ask<'_> {
+    /// `None` for resources that are the same for all nodes.
+    fn decide(&self) -> Option<Decision> {
+        Some(match (self.target.group, self.target.resource) {
+            ("", "secrets") => self.read(Kind::Secret),
+            ("", "configmaps") => self.read(Kind::ConfigMap),
+            ("", "persistentvolumeclaims") if self.target.subresource == "status" => {
+                match self.verb {
+                    "update" | "patch" => self.related(Some(Kind::PersistentVolumeClaim)),
+                    _ => Decision::deny("can only get/update/patch this type"),
+                }
+            }
+            ("", "persistentvolumeclaims") => self.get(Some(Kind::PersistentVolumeClaim)),
+            ("resource.k8s.io", "resourceclaims") => self.get(Some(Kind::ResourceClaim)),
+            ("", "persistentvolumes") | ("storage.k8s.io", "volumeattachments") => self.get(None),
+            ("", "serviceaccounts") => self.service_account(),
+            ("", "nodes") => self.own_node(),
+            ("", "pods") => self.pods(),
+            ("coordination.k8s.io", "leases") => self.lease(),
+            ("storage.k8s.io", "csinodes") => self.csi_node(),
+            ("resource.k8s.io", "resourceslices") => self.slices(),
+            _ => return None,
+        })
+    }
+
+    /// Whether a pod on the node refers to the object. `None`: a kind that nothing leads from.
+    fn related(&self, kind: Option<Kind>) -> Decision {
+        let ResourceTarget { namespace, name, .. } = *self.target;
+        if name.is_empty() {
+            return Decision::deny("No Object name found");
+        }
+        let graph = self.graph.read();
+        match kind.is_some_and(|kind| graph.is_related(self.node, kind, namespace, name)) {
+            true => Decision::allow(),
+            false => Decision::Deny(format!(
+                "no relationship found between node '{}' and this object",
+                self.node
+            )),
+        }
+    }
+
+    fn read(&self, kind: Kind) -> Decision {
+        match () {
+            () if !matches!(self.verb, "get" | "list" | "watch") => {
+                Decision::deny("can only read resources of this type")
+            }
+            () if !self.target.subresource.is_empty() => Decision::deny("cannot read subresource"),
+            () if self.target.namespace.is_empty() => {
+                Decision::deny("can only read namespaced object of this type")
+            }
+            () => self.related(Some(kind)),
+        }
+    }
+
+    fn get(&self, kind: Option<Kind>) -> Decision {
+        match () {
+            () if self.verb != "get" => {
+                Decision::deny("can only get individual resources of this type")
+            }
+            () if !self.target.subresource.is_empty() => Decision::deny("cannot get subresource"),
+            () => self.related(kind),
+        }
+    }
+
+    fn service_account(&self) -> Decision {
+        match (self.verb, self.target.subresource) {
+            ("get", "") => self.get(Some(Kind::ServiceAccount)),
+            ("create", _) if self.target.name.is_empty() => {
+                Decision::deny("can only create tokens for individual service accounts")
+            }
+            ("create", "token") => self.related(Some(Kind::ServiceAccount)),
+            ("create", _) => Decision::deny("can only create token subresource of serviceaccount"),
+            _ => Decision::deny("can only create tokens for individual service accounts"),
+        }
+    }
+
+    fn own_node(&self) -> Decision {
+        let node = self.node;
+        match (self.target.subresource, self.verb) {
+            ("", "create" | "update" | "patch") | ("status", "update" | "patch") => {
+                Decision::allow()
+            }
+            ("", "get" | "list" | "watch") => match self.target.name {
+                name if name == node => Decision::allow(),
+                "" => Decision::deny(format!(
+                    "node '{node}' cannot read all nodes, only its own Node object"
+                )),
+                name => Decision::deny(format!(
+                    "node '{node}' cannot read '{name}', only its own Node object"
+                )),
+            },
+            _ => Decision::deny(""),
+        }
+    }
+
+    fn selects(&self, field: &str) -> bool {
+        self.target.fields.iter().any(|(name, value)| name == field && value == self.node)
+    }
+
+    fn pods(&self) -> Decision {
+        match (self.target.subresource, self.verb) {
+            ("", "get") => self.get(Some(Kind::Pod)),
+            ("", "list" | "watch") if self.selects("spec.nodeName") => Decision::allow(),
+            ("", "list" | "watch") if !self.target.name.is_empty() => self.related(Some(Kind::Pod)),
+            ("", "list" | "watch") => {
+                Decision::deny("can only list/watch pods with spec.nodeName field selector")
+            }
+            ("", "create" | "delete") | ("status", "update" | "patch") | ("eviction", "create") => {
+                Decision::allow()
+            }
+            _ => Decision::deny(""),
+        }
+    }
+
+    fn lease(&self) -> Decision {
+        match () {
+            () if !is_of_one_object(self.verb) => {
+                Decision::deny("can only get, create, update, patch, or delete a node lease")
+            }
+            () if self.target.namespace != NODE_LEASE_NAMESPACE => Decision::Deny(format!(
+                "can only access leases in the {NODE_LEASE_NAMESPACE:?} system namespace"
+            )),
+            () if self.verb != "create" && self.target.name != self.node => Decision::deny(
+                "can only access node lease with the same name as the requesting node",
+            ),
+            () => Decision::allow(),
+        }
+    }
+
+    fn csi_node(&self) -> Decision {
+        match () {
+            () if !is_of_one_object(self.verb) => {
+                Decision::deny("can only get, create, update, patch, or delete a CSINode")
+            }
+            () if !self.target.subresource.is_empty() => {
+                Decision::deny("cannot authorize CSINode subresources")
+            }
+            () if self.verb != "create" && self.target.name != self.node => {
+                Decision::deny("can only access CSINode with the same name as the requesting node")
+            }
+            () => Decision::allow(),
+        }
+    }
+
+    fn slices(&self) -> Decision {
+        if !self.target.subresource.is_empty() {
+            return Decision::deny("cannot authorize ResourceSlice subresources");
+        }
+        match self.verb {
+            "create" => Decision::allow(),
+            "get" | "update" | "patch" | "delete" => self.related(None),
+            "list" | "watch" | "deletecollection" if self.selects("nodeName") => Decision::allow(),
+            "list" | "watch" | "deletecollection" => Decision::deny(
+                "can only list/watch/deletecollection resourceslices with nodeName field selector",
+            ),
+            _ => Decision::deny(
+                "only the following verbs are allowed for a ResourceSlice: get, watch, list, create, \
+                 update, patch, delete, deletecollection",
+            ),
+        }
+    }
+}
+
+fn is_of_one_object(verb: &str) -> bool {
+    matches!(verb, "get" | "create" | "update" | "patch" | "delete")
+}

@@ -1,0 +1,146 @@
+//! The roles and bindings that every cluster starts with, from `data/rbac.json`.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::rbac::GROUP;
+use super::rule::Rule;
+use crate::object;
+
+/// The role whose rules are those of all nodes.
+const NODE_ROLE: &str = "system:node";
+/// Set to "false" on an object, it is left as it is.
+pub(super) const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Policy<'a> {
+    #[serde(borrow)]
+    cluster_roles: Vec<Role<'a>>,
+    #[serde(borrow)]
+    cluster_role_bindings: Vec<Binding<'a>>,
+    #[serde(borrow)]
+    roles: Vec<Role<'a>>,
+    #[serde(borrow)]
+    role_bindings: Vec<Binding<'a>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Role<'a> {
+    #[serde(default)]
+    namespace: &'a str,
+    name: &'a str,
+    aggregate_to: Option<&'a str>,
+    aggregates: Option<&'a str>,
+    #[serde(default, borrow)]
+    rules: Vec<&'a str>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Binding<'a> {
+    #[serde(default)]
+    namespace: &'a str,
+    name: &'a str,
+    role: &'a str,
+    #[serde(default, borrow)]
+    users: Vec<&'a str>,
+    #[serde(default, borrow)]
+    groups: Vec<&'a str>,
+    #[serde(default, borrow)]
+    service_accounts: Vec<&'a str>,
+}
+
+/// The text is compiled in, so it either parses for every user or fails the crate's first test.
+#[allow(clippy::expect_used)]
+fn policy() -> Policy<'static> {
+    const DATA: &str = include_str!("../../data/rbac.json");
+    serde_json::from_str(DATA).expect("data/rbac.json is well formed")
+}
+
+#[allow(clippy::expect_used)]
+fn rules(lines: &[&str]) -> Vec<Rule> {
+    let rule = |line: &&str| Rule::from_line(line).expect("data/rbac.json has rules of their form");
+    lines.iter().map(rule).collect()
+}
+
+/// What every node may do.
+pub(super) fn node_rules() -> Vec<Rule> {
+    let roles = policy().cluster_roles;
+    roles
+        .iter()
+        .find(|role| role.name == NODE_ROLE)
+        .map(|role| rules(&role.rules))
+        .unwrap_or_default()
+}
+
+/// Every object, with the plural of its resource; roles before bindings.
+pub(super) fn objects() -> Vec<(&'static str, Value)> {
+    let Policy { cluster_roles, cluster_role_bindings, roles, role_bindings } = policy();
+    let mut objects = Vec::new();
+    objects.extend(cluster_roles.iter().map(|r| ("clusterroles", r.object("ClusterRole"))));
+    objects.extend(roles.iter().map(|r| ("roles", r.object("Role"))));
+    let bindings = cluster_role_bindings.iter();
+    objects.extend(
+        bindings.map(|b| ("clusterrolebindings", b.object("ClusterRoleBinding", "ClusterRole"))),
+    );
+    let bindings = role_bindings.iter();
+    objects.extend(bindings.map(|b| ("rolebindings", b.object("RoleBinding", "Role"))));
+    objects
+}
+
+fn object(kind: &str, namespace: &str, name: &str) -> Value {
+    let mut object = json!({
+        "apiVersion": format!("{GROUP}/v1"),
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "annotations": {AUTOUPDATE: "true"},
+            "labels": {"kubernetes.io/bootstrapping": "rbac-defaults"},
+        },
+    });
+    if !namespace.is_empty() {
+        object::metadata_mut(&mut object).insert("namespace".into(), namespace.into());
+    }
+    object
+}
+
+impl Role<'_> {
+    fn object(&self, kind: &str) -> Value {
+        let mut role = object(kind, self.namespace, self.name);
+        let label = |to: &str| format!("{GROUP}/aggregate-to-{to}");
+        if let Some(to) = self.aggregate_to {
+            role["metadata"]["labels"][label(to)] = "true".into();
+        }
+        if let Some(of) = self.aggregates {
+            let selector = json!({"matchLabels": {label(of): "true"}});
+            role["aggregationRule"] = json!({"clusterRoleSelectors": [selector]});
+        }
+        role["rules"] = rules(&self.rules).iter().map(Rule::to_value).collect();
+        role
+    }
+}
+
+impl Binding<'_> {
+    fn object(&self, kind: &str, role_kind: &str) -> Value {
+        let mut binding = object(kind, self.namespace, self.name);
+        binding["roleRef"] = json!({"apiGroup": GROUP, "kind": role_kind, "name": self.role});
+        let named = |kind: &'static str| move |name: &&str| json!({"apiGroup": GROUP, "kind": kind, "name": name});
+        let account = |path: &&str| {
+            let (namespace, name) = path.split_once('/').unwrap_or_default();
+            json!({"kind": "ServiceAccount", "namespace": namespace, "name": name})
+        };
+        let subjects: Vec<Value> = self
+            .groups
+            .iter()
+            .map(named("Group"))
+            .chain(self.users.iter().map(named("User")))
+            .chain(self.service_accounts.iter().map(account))
+            .collect();
+        if !subjects.is_empty() {
+            binding["subjects"] = subjects.into();
+        }
+        binding
+    }
+}

@@ -1,0 +1,231 @@
+//! One rule of a role: what it allows, and what it covers of another.
+
+use std::fmt;
+
+use serde_json::{Map, Value, json};
+
+use super::Target;
+use crate::schema::value::{items, text};
+
+type Names = Box<[Box<str>]>;
+
+const ALL: &str = "*";
+
+/// A `PolicyRule`: these verbs on these resources, or on these paths.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rule {
+    verbs: Names,
+    groups: Names,
+    resources: Names,
+    /// Names of objects; none stands for all.
+    names: Names,
+    urls: Names,
+}
+
+impl Rule {
+    /// From an object that conforms to its type.
+    pub(crate) fn from_value(rule: &Value) -> Rule {
+        let list = |field: &str| items(&rule[field]).iter().map(|name| text(name).into()).collect();
+        Rule {
+            verbs: list("verbs"),
+            groups: list("apiGroups"),
+            resources: list("resources"),
+            names: list("resourceNames"),
+            urls: list("nonResourceURLs"),
+        }
+    }
+
+    /// The rules of a role.
+    pub(crate) fn all_of(role: &Value) -> Vec<Rule> {
+        items(&role["rules"]).iter().map(Rule::from_value).collect()
+    }
+
+    /// From a line of `data/rbac.json`: verbs, groups, resources and names, or verbs, `url` and paths.
+    pub(super) fn from_line(line: &str) -> Option<Rule> {
+        fn list(word: &str) -> Names {
+            word.split(',').map(|name| if name == "core" { "" } else { name }.into()).collect()
+        }
+        let words: Vec<&str> = line.split(' ').collect();
+        match words.as_slice() {
+            [verbs, "url", paths] => {
+                Some(Rule { verbs: list(verbs), urls: list(paths), ..Rule::default() })
+            }
+            [verbs, groups, resources, names @ ..] if names.len() < 2 => Some(Rule {
+                verbs: list(verbs),
+                groups: list(groups),
+                resources: list(resources),
+                names: names.first().map(|names| list(names)).unwrap_or_default(),
+                urls: Names::default(),
+            }),
+            _ => None,
+        }
+    }
+
+    /// The two rules that allow everything.
+    pub(crate) fn everything() -> [Rule; 2] {
+        let all = || Names::from([ALL.into()]);
+        [
+            Rule { verbs: all(), groups: all(), resources: all(), ..Rule::default() },
+            Rule { verbs: all(), urls: all(), ..Rule::default() },
+        ]
+    }
+
+    /// As the API shows it.
+    pub(crate) fn to_value(&self) -> Value {
+        let mut rule = Map::new();
+        for (field, names) in self.fields() {
+            if !names.is_empty() {
+                rule.insert(field.1.into(), json!(names));
+            }
+        }
+        Value::Object(rule)
+    }
+
+    /// Each list with its names in messages and in the API.
+    fn fields(&self) -> [((&'static str, &'static str), &Names); 5] {
+        [
+            (("APIGroups", "apiGroups"), &self.groups),
+            (("Resources", "resources"), &self.resources),
+            (("NonResourceURLs", "nonResourceURLs"), &self.urls),
+            (("ResourceNames", "resourceNames"), &self.names),
+            (("Verbs", "verbs"), &self.verbs),
+        ]
+    }
+
+    /// Whether it is about resources, and not about paths.
+    pub(crate) fn is_of_resources(&self) -> bool {
+        !self.resources.is_empty()
+    }
+
+    /// Whether it allows this.
+    pub(crate) fn allows(&self, verb: &str, target: &Target<'_>) -> bool {
+        has(&self.verbs, verb)
+            && match target {
+                Target::Path(path) => self.urls.iter().any(|url| url_covers(url, path)),
+                Target::Resource(target) => {
+                    has(&self.groups, target.group)
+                        && self
+                            .resources
+                            .iter()
+                            .any(|own| resource_matches(own, target.resource, target.subresource))
+                        && (self.names.is_empty() || contains(&self.names, target.name))
+                }
+            }
+    }
+
+    /// The rule as rules of one verb on one thing each.
+    fn atoms(&self) -> Vec<Rule> {
+        let one = |name: &str| Names::from([name.into()]);
+        let mut atoms = Vec::new();
+        for verb in &self.verbs {
+            for (group, resource) in
+                self.groups.iter().flat_map(|g| self.resources.iter().map(move |r| (g, r)))
+            {
+                let atom = Rule {
+                    verbs: one(verb),
+                    groups: one(group),
+                    resources: one(resource),
+                    ..Rule::default()
+                };
+                match self.names.is_empty() {
+                    true => atoms.push(atom),
+                    false => atoms.extend(
+                        self.names.iter().map(|name| Rule { names: one(name), ..atom.clone() }),
+                    ),
+                }
+            }
+            atoms.extend(self.urls.iter().map(|url| Rule {
+                verbs: one(verb),
+                urls: one(url),
+                ..Rule::default()
+            }));
+        }
+        atoms
+    }
+
+    /// Whether it allows all that a rule of one verb on one thing allows.
+    fn covers(&self, atom: &Rule) -> bool {
+        let all_of = |own: &Names, wanted: &Names| {
+            contains(own, ALL) || wanted.iter().all(|name| contains(own, name))
+        };
+        let has_resource = |wanted: &str| {
+            contains(&self.resources, ALL)
+                || contains(&self.resources, wanted)
+                || wanted.split_once('/').is_some_and(|(_, subresource)| {
+                    contains(&self.resources, &format!("*/{subresource}"))
+                })
+        };
+        let names = match (self.names.is_empty(), atom.names.is_empty()) {
+            (true, _) => true,
+            (false, true) => false,
+            (false, false) => atom.names.iter().all(|name| contains(&self.names, name)),
+        };
+        names
+            && all_of(&self.verbs, &atom.verbs)
+            && all_of(&self.groups, &atom.groups)
+            && atom.resources.iter().all(|resource| has_resource(resource))
+            && atom.urls.iter().all(|path| self.urls.iter().any(|own| url_covers(own, path)))
+    }
+
+    /// What `owned` does not cover of `wanted`, in rules of one verb on one thing each.
+    pub(crate) fn missing(owned: &[Rule], wanted: &[Rule]) -> Vec<Rule> {
+        let atoms = wanted.iter().flat_map(Rule::atoms);
+        atoms.filter(|atom| !owned.iter().any(|own| own.covers(atom))).collect()
+    }
+
+    /// Fewer rules that say the same: those that differ in their verb alone become one.
+    pub(crate) fn compact(rules: Vec<Rule>) -> Vec<Rule> {
+        let mut compact: Vec<Rule> = Vec::new();
+        for rule in rules {
+            let same = |other: &&mut Rule| {
+                rule.is_of_resources()
+                    && Rule { verbs: Names::default(), ..(*other).clone() }
+                        == Rule { verbs: Names::default(), ..rule.clone() }
+            };
+            match compact.iter_mut().find(same) {
+                Some(other) => {
+                    other.verbs = other.verbs.iter().chain(&rule.verbs).cloned().collect();
+                }
+                None => compact.push(rule),
+            }
+        }
+        compact
+    }
+}
+
+/// `{APIGroups:[""], Resources:["pods"], Verbs:["get" "list"]}`, as messages show a rule.
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let filled = self.fields().into_iter().filter(|(_, names)| !names.is_empty());
+        let parts: Vec<String> = filled
+            .map(|(field, names)| {
+                let quoted: Vec<String> = names.iter().map(|name| format!("{name:?}")).collect();
+                format!("{}:[{}]", field.0, quoted.join(" "))
+            })
+            .collect();
+        write!(f, "{{{}}}", parts.join(", "))
+    }
+}
+
+fn contains(names: &Names, name: &str) -> bool {
+    names.iter().any(|own| **own == *name)
+}
+
+fn has(names: &Names, name: &str) -> bool {
+    names.iter().any(|own| **own == *ALL || **own == *name)
+}
+
+/// `*`, `pods`, `pods/log` or `*/log`.
+fn resource_matches(own: &str, resource: &str, subresource: &str) -> bool {
+    match own.split_once('/') {
+        None => own == ALL || (own == resource && subresource.is_empty()),
+        Some((parent, sub)) => {
+            !subresource.is_empty() && sub == subresource && (parent == ALL || parent == resource)
+        }
+    }
+}
+
+/// A path, or the beginning of paths and `*`.
+fn url_covers(own: &str, path: &str) -> bool {
+    own == path || (own.ends_with('*') && path.starts_with(own.trim_end_matches('*')))
+}

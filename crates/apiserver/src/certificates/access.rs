@@ -1,0 +1,87 @@
+//! Who may ask for, decide about and sign which certificates: checks beyond the request's own verb.
+
+use serde_json::{Value, json};
+
+use super::{Request, Signer};
+use crate::auth::{MASTERS, User};
+use crate::authz::{Access, Authorizer, ResourceTarget, Target};
+use crate::facts::Resource;
+use crate::object::{self, child_mut};
+use crate::schema::value::{same, text};
+use crate::status::StatusError;
+
+const KIND: &str = "CertificateSigningRequest";
+
+/// Writes into a new request who made it, whatever the client said.
+pub(crate) fn stamp(resource: &Resource, user: &User, request: &mut Value) {
+    if resource.kind != KIND {
+        return;
+    }
+    let spec = child_mut(request, "spec");
+    for field in ["username", "uid", "groups", "extra"] {
+        spec.remove(field);
+    }
+    spec.insert("username".into(), user.name.as_str().into());
+    if !user.uid.is_empty() {
+        spec.insert("uid".into(), user.uid.as_str().into());
+    }
+    if !user.groups.is_empty() {
+        spec.insert("groups".into(), json!(user.groups));
+    }
+    if !user.extra.is_empty() {
+        spec.insert("extra".into(), json!(user.extra));
+    }
+}
+
+/// Nobody gets a certificate that may do everything.
+pub(crate) fn admit_create(resource: &Resource, request: &Value) -> Result<(), StatusError> {
+    let spec = &request["spec"];
+    if resource.kind != KIND || Signer::of(text(&spec["signerName"])) != Some(Signer::Client) {
+        return Ok(());
+    }
+    let refused = |why: &str| Err(StatusError::forbidden(resource, object::name(request), why));
+    match Request::parse(text(&spec["request"])) {
+        Err(error) => refused(&format!("failed to parse CSR: {error}")),
+        Ok(request) if request.organizations.iter().any(|group| group == MASTERS) => refused(
+            "use of kubernetes.io/kube-apiserver-client signer with system:masters group is not allowed",
+        ),
+        Ok(_) => Ok(()),
+    }
+}
+
+/// Who decides must be allowed to `approve` for the signer, and who signs to `sign`.
+pub(crate) fn admit_update(
+    authorizer: &Authorizer,
+    user: &User,
+    resource: &Resource,
+    subresource: &str,
+    new: &Value,
+    old: &Value,
+) -> Result<(), StatusError> {
+    if resource.kind != KIND {
+        return Ok(());
+    }
+    let has_changed = |field: &str| !same(&new["status"][field], &old["status"][field]);
+    let verb = match subresource {
+        "approval" => "approve",
+        "status" if has_changed("certificate") || has_changed("conditions") => "sign",
+        _ => return Ok(()),
+    };
+    // The old object's: a request cannot be moved to a signer that suits.
+    let signer = text(&old["spec"]["signerName"]);
+    let domain = signer.split('/').next().unwrap_or_default();
+    let may = |name: &str| {
+        let target = ResourceTarget {
+            group: "certificates.k8s.io",
+            resource: "signers",
+            name,
+            ..ResourceTarget::default()
+        };
+        authorizer.decide(&Access { user, verb, target: Target::Resource(target) }).is_allowed()
+    };
+    if may(signer) || may(&format!("{domain}/*")) {
+        return Ok(());
+    }
+    let why = format!("user not permitted to {verb} requests with signerName {signer:?}");
+    Err(StatusError::forbidden(resource, object::name(old), &why))
+}

@@ -1,0 +1,122 @@
+//! A PKCS #10 request, read and verified.
+
+use std::net::IpAddr;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, CertificateSigningRequestDer};
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::extensions::ParsedExtension;
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+use x509_parser::x509::AttributeTypeAndValue;
+
+/// Why a request cannot be taken.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("PEM block type must be CERTIFICATE REQUEST")]
+    NotPem,
+    #[error("the request cannot be read: {0}")]
+    Unreadable(String),
+    #[error("the signature of the request is not that of its key: {0}")]
+    Signature(String),
+    #[error("the subject of the request has more than one common name")]
+    CommonNames,
+}
+
+/// What a request asks for. Its signature proves that the asker has the key.
+#[derive(Debug)]
+pub(crate) struct Request {
+    /// The user, empty when there is none.
+    pub(crate) common_name: String,
+    /// The groups.
+    pub(crate) organizations: Vec<String>,
+    pub(crate) dns_names: Vec<String>,
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) emails: Vec<String>,
+    pub(crate) uris: Vec<String>,
+    /// The whole subject, in DER.
+    pub(crate) subject: Vec<u8>,
+    /// The SubjectPublicKeyInfo, in DER.
+    pub(crate) public_key: Vec<u8>,
+}
+
+impl Request {
+    /// Reads `spec.request`: PEM in base64.
+    pub(crate) fn parse(base64: &str) -> Result<Request, Error> {
+        let pem = STANDARD.decode(base64).map_err(|_| Error::NotPem)?;
+        let der = CertificateSigningRequestDer::from_pem_slice(&pem).map_err(|_| Error::NotPem)?;
+        let unreadable = |why: &dyn std::fmt::Display| Error::Unreadable(why.to_string());
+        let (rest, request) =
+            X509CertificationRequest::from_der(&der).map_err(|error| unreadable(&error))?;
+        if !rest.is_empty() {
+            return Err(unreadable(&"something follows it"));
+        }
+        request.verify_signature().map_err(|error| Error::Signature(error.to_string()))?;
+        let info = &request.certification_request_info;
+        let texts = |names: &mut dyn Iterator<Item = &AttributeTypeAndValue<'_>>| {
+            names
+                .map(|name| name.as_str().map(str::to_owned).map_err(|error| unreadable(&error)))
+                .collect::<Result<Vec<String>, Error>>()
+        };
+        // Readers of certificates do not agree on which of several names is the user.
+        let mut names = texts(&mut info.subject.iter_common_name())?;
+        if names.len() > 1 {
+            return Err(Error::CommonNames);
+        }
+        let mut read = Request {
+            common_name: names.pop().unwrap_or_default(),
+            organizations: texts(&mut info.subject.iter_organization())?,
+            dns_names: Vec::new(),
+            addresses: Vec::new(),
+            emails: Vec::new(),
+            uris: Vec::new(),
+            subject: info.subject.as_raw().to_vec(),
+            public_key: info.subject_pki.raw.to_vec(),
+        };
+        for extension in request.requested_extensions().into_iter().flatten() {
+            if let ParsedExtension::SubjectAlternativeName(names) = extension {
+                for name in &names.general_names {
+                    read.add(name)?;
+                }
+            }
+        }
+        Ok(read)
+    }
+
+    fn add(&mut self, name: &GeneralName<'_>) -> Result<(), Error> {
+        match name {
+            GeneralName::DNSName(name) => self.dns_names.push((*name).to_owned()),
+            GeneralName::RFC822Name(name) => self.emails.push((*name).to_owned()),
+            GeneralName::URI(name) => self.uris.push((*name).to_owned()),
+            GeneralName::IPAddress(bytes) => self.addresses.push(address(bytes)?),
+            // Other kinds of names mean nothing to Kubernetes and get into no certificate.
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn address(bytes: &[u8]) -> Result<IpAddr, Error> {
+    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    let address = v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from));
+    address.map_err(|_| Error::Unreadable(format!("an address of {} bytes", bytes.len())))
+}
+
+/// Checks `status.certificate`: PEM certificates in base64, or nothing.
+pub(crate) fn check_issued(base64: &str) -> Result<(), String> {
+    if base64.is_empty() {
+        return Ok(());
+    }
+    let pem = STANDARD.decode(base64).map_err(|error| error.to_string())?;
+    let mut count = 0;
+    for der in CertificateDer::pem_slice_iter(&pem) {
+        let der = der.map_err(|error| error.to_string())?;
+        X509Certificate::from_der(&der).map_err(|error| error.to_string())?;
+        count += 1;
+    }
+    match count {
+        0 => Err("must contain at least one CERTIFICATE PEM block".into()),
+        _ => Ok(()),
+    }
+}

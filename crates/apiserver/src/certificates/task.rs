@@ -1,0 +1,325 @@
+//! Approves what nodes ask for, signs what is approved, and forgets old requests: stand-ins for the
+//! three controllers of a full cluster.
+
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::checks::usages;
+use super::{APPROVED, DENIED, FAILED, Request, Signer};
+use crate::admission::core;
+use crate::auth::User;
+use crate::authz::{Access, ResourceTarget, Target};
+use crate::facts::{Resource, lookup};
+use crate::object::{self, child_mut};
+use crate::operations::{Api, DeleteOptions};
+use crate::pki::Pki;
+use crate::registry::Change;
+use crate::schema::value::{items, text};
+use crate::status::StatusError;
+
+const GROUP: &str = "certificates.k8s.io";
+/// How often all requests are looked at, for what could not be done at once and for old ones.
+const SWEEP: Duration = Duration::from_secs(10);
+/// How long requests are kept: decided ones, and those that nobody decides about.
+const KEEP_DECIDED: i64 = 3600;
+const KEEP_PENDING: i64 = 24 * 3600;
+/// Requests for less get this much, since certificates begin a little in the past.
+const SHORTEST: Duration = Duration::from_secs(600);
+
+/// What the cluster's administrator chose.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// Whether nodes' serving certificates are approved when they name nothing but the node.
+    pub(crate) approve_serving: bool,
+    /// How long certificates are good for, at most.
+    pub(crate) life: Duration,
+}
+
+/// Runs until `stop`.
+pub(crate) async fn run(api: &Api, pki: &Pki, settings: Settings, stop: CancellationToken) {
+    let task = Task { api, pki, settings };
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = async {
+            loop {
+                if let Err(error) = task.follow().await {
+                    tracing::warn!(%error, "looking after certificate requests");
+                }
+                sleep_until(Instant::now() + SWEEP).await;
+            }
+        } => {}
+    }
+}
+
+fn resource() -> Result<&'static Resource, StatusError> {
+    lookup(GROUP, "v1", "certificatesigningrequests")
+        .ok_or_else(|| StatusError::internal("no resource certificatesigningrequests"))
+}
+
+struct Task<'a> {
+    api: &'a Api,
+    pki: &'a Pki,
+    settings: Settings,
+}
+
+impl Task<'_> {
+    /// Ends when the changes break off.
+    async fn follow(&self) -> Result<(), StatusError> {
+        let registry = &self.api.registry;
+        // Subscribed before the look around, so that nothing in between is missed.
+        let after = registry.store().revision().await.map_err(StatusError::internal)?;
+        let mut changes = registry.feeds().subscribe(resource()?, after).await?;
+        loop {
+            self.sweep().await?;
+            let next = Instant::now() + SWEEP;
+            loop {
+                let change = tokio::select! {
+                    () = sleep_until(next) => break,
+                    change = changes.next() => change?,
+                };
+                let Some(change) = change else { return Ok(()) };
+                self.changed(&change).await;
+            }
+        }
+    }
+
+    async fn changed(&self, change: &Change) {
+        if let Some(request) = change.current.as_ref().and_then(|current| current.value()) {
+            self.handle(request).await;
+        }
+    }
+
+    async fn sweep(&self) -> Result<(), StatusError> {
+        let now = Timestamp::now();
+        for request in self.api.list_all(resource()?, "").await? {
+            match is_outdated(&request, now) {
+                true => self.forget(&request).await?,
+                false => self.handle(&request).await,
+            }
+        }
+        Ok(())
+    }
+
+    async fn forget(&self, request: &Value) -> Result<(), StatusError> {
+        let (user, options) = (User::apiserver(), DeleteOptions::default());
+        let name = object::name(request);
+        match self.api.delete(&user, resource()?, "", name, &options).await {
+            Err(error) if error.code != 404 => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// A request that cannot be handled holds up no other; the next sweep tries again.
+    async fn handle(&self, request: &Value) {
+        if let Err(error) = self.decide_and_sign(request).await
+            && error.code != 404
+        {
+            let name = object::name(request);
+            tracing::warn!(%error, name, "a certificate request could not be handled");
+        }
+    }
+
+    async fn decide_and_sign(&self, request: &Value) -> Result<(), StatusError> {
+        if !text(&request["status"]["certificate"]).is_empty() || has(request, FAILED) {
+            return Ok(());
+        }
+        let Some(signer) = Signer::of(text(&request["spec"]["signerName"])) else { return Ok(()) };
+        if has(request, DENIED) {
+            return Ok(());
+        }
+        let Ok(wanted) = Request::parse(text(&request["spec"]["request"])) else { return Ok(()) };
+        if !has(request, APPROVED) {
+            let Some(why) = self.reason_to_approve(signer, request, &wanted).await? else {
+                return Ok(());
+            };
+            self.add_condition(request, APPROVED, "AutoApproved", why).await?;
+        }
+        self.sign(signer, request, &wanted).await
+    }
+
+    /// Why the request is approved without anybody's word, if it is.
+    async fn reason_to_approve(
+        &self,
+        signer: Signer,
+        request: &Value,
+        wanted: &Request,
+    ) -> Result<Option<&'static str>, StatusError> {
+        let spec = &request["spec"];
+        if signer.check(wanted, &usages(spec)).is_err() {
+            return Ok(None);
+        }
+        let user = requestor(spec);
+        let is_self = user.name == wanted.common_name;
+        match signer {
+            Signer::Client => Ok(None),
+            Signer::KubeletClient => {
+                let asks = [
+                    (
+                        is_self,
+                        "selfnodeclient",
+                        "Auto approving self kubelet client certificate after SubjectAccessReview.",
+                    ),
+                    (
+                        true,
+                        "nodeclient",
+                        "Auto approving kubelet client certificate after SubjectAccessReview.",
+                    ),
+                ];
+                for (applies, subresource, why) in asks {
+                    if applies && self.may_create(&user, subresource).await? {
+                        return Ok(Some(why));
+                    }
+                }
+                Ok(None)
+            }
+            Signer::KubeletServing => {
+                let approves = self.settings.approve_serving && is_self;
+                Ok((approves && self.is_of_node(&user, wanted).await?)
+                    .then_some("The names are those of the node that asks."))
+            }
+        }
+    }
+
+    async fn may_create(&self, user: &User, subresource: &str) -> Result<bool, StatusError> {
+        let target = ResourceTarget {
+            group: GROUP,
+            resource: "certificatesigningrequests",
+            subresource,
+            ..ResourceTarget::default()
+        };
+        let access = Access { user, verb: "create", target: Target::Resource(target) };
+        Ok(self.api.is_allowed(&access).await?.is_ok())
+    }
+
+    /// Whether a node asks for names and addresses that its Node object has.
+    async fn is_of_node(&self, user: &User, wanted: &Request) -> Result<bool, StatusError> {
+        let Some(node) = crate::auth::node_name(user).filter(|node| !node.is_empty()) else {
+            return Ok(false);
+        };
+        let Some(node) = self.api.registry.find(core("nodes")?, "", node).await? else {
+            return Ok(false);
+        };
+        let known: Vec<&str> =
+            items(&node["status"]["addresses"]).iter().map(|a| text(&a["address"])).collect();
+        let is_known =
+            |address: &std::net::IpAddr| known.iter().any(|known| known.parse() == Ok(*address));
+        Ok(wanted.dns_names.iter().all(|name| known.contains(&name.as_str()))
+            && wanted.addresses.iter().all(is_known))
+    }
+
+    async fn sign(
+        &self,
+        signer: Signer,
+        request: &Value,
+        wanted: &Request,
+    ) -> Result<(), StatusError> {
+        let usages = usages(&request["spec"]);
+        if let Err(refusal) = signer.check(wanted, &usages) {
+            let why = refusal.to_string();
+            return self.add_condition(request, FAILED, "SignerValidationFailure", &why).await;
+        }
+        let life = life(self.settings.life, request["spec"]["expirationSeconds"].as_u64());
+        let pem = self.pki.issue(wanted, &usages, life).map_err(StatusError::internal)?;
+        let name = object::name(request);
+        self.amend(request, |status| {
+            status.insert("certificate".into(), STANDARD.encode(&pem).into());
+        })
+        .await?;
+        tracing::info!(name, user = ?wanted.common_name, ?signer, "signed a certificate");
+        Ok(())
+    }
+
+    async fn add_condition(
+        &self,
+        request: &Value,
+        kind: &str,
+        reason: &str,
+        message: &str,
+    ) -> Result<(), StatusError> {
+        let now = object::now().to_string();
+        let condition = json!({
+            "type": kind,
+            "status": "True",
+            "reason": reason,
+            "message": message,
+            "lastUpdateTime": now,
+            "lastTransitionTime": now,
+        });
+        self.amend(request, |status| {
+            let conditions = status.entry("conditions").or_insert_with(|| json!([]));
+            if let Some(conditions) = conditions.as_array_mut() {
+                conditions.push(condition.clone());
+            }
+        })
+        .await
+    }
+
+    /// Changes the request's status, unless somebody has decided or signed meanwhile.
+    async fn amend(
+        &self,
+        request: &Value,
+        mut change: impl FnMut(&mut serde_json::Map<String, Value>) + Send,
+    ) -> Result<(), StatusError> {
+        let name = object::name(request);
+        let amended = self.api.amend(resource()?, "", name, |current| {
+            let is_same = object::uid(current) == object::uid(request);
+            let is_open = text(&current["status"]["certificate"]).is_empty()
+                && !has(current, DENIED)
+                && !has(current, FAILED);
+            if is_same && is_open {
+                change(child_mut(current, "status"));
+            }
+            Ok(())
+        });
+        amended.await.map(drop)
+    }
+}
+
+fn has(request: &Value, kind: &str) -> bool {
+    items(&request["status"]["conditions"]).iter().any(|condition| condition["type"] == kind)
+}
+
+/// Who made the request.
+fn requestor(spec: &Value) -> User {
+    let texts = |list: &Value| items(list).iter().map(|item| text(item).to_owned()).collect();
+    let extra = spec["extra"].as_object().into_iter().flatten();
+    User {
+        name: text(&spec["username"]).to_owned(),
+        uid: text(&spec["uid"]).to_owned(),
+        groups: texts(&spec["groups"]),
+        extra: extra.map(|(key, values)| (key.clone(), texts(values))).collect(),
+    }
+}
+
+/// How long the certificate is to be good for.
+pub(super) fn life(longest: Duration, wanted: Option<u64>) -> Duration {
+    match wanted.map(Duration::from_secs) {
+        None => longest,
+        Some(wanted) if wanted > longest => longest,
+        Some(wanted) => wanted.max(SHORTEST),
+    }
+}
+
+/// Whether nobody will need the request any more.
+pub(super) fn is_outdated(request: &Value, now: Timestamp) -> bool {
+    let age = |time: &Value| -> Option<i64> {
+        Some(now.as_second() - text(time).parse::<Timestamp>().ok()?.as_second())
+    };
+    let decided = items(&request["status"]["conditions"])
+        .iter()
+        .filter(|condition| matches!(text(&condition["type"]), APPROVED | DENIED | FAILED))
+        .filter_map(|condition| age(&condition["lastUpdateTime"]))
+        .max();
+    match decided {
+        Some(age) => age > KEEP_DECIDED,
+        None => {
+            age(&request["metadata"]["creationTimestamp"]).is_some_and(|age| age > KEEP_PENDING)
+        }
+    }
+}

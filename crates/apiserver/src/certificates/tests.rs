@@ -1,0 +1,287 @@
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use jiff::Timestamp;
+use longshore_tls::subject_of;
+use rcgen::{CertificateParams, DnType, KeyPair};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+use serde_json::json;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use super::checks::Refusal;
+use super::request::Error;
+use super::*;
+use crate::pki::Pki;
+
+/// `spec.request` of a user in a group, for these names.
+fn asked(user: &str, group: &str, names: &[&str]) -> String {
+    let names: Vec<String> = names.iter().map(|name| name.to_string()).collect();
+    let mut params = CertificateParams::new(names).unwrap();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, user);
+    if !group.is_empty() {
+        params.distinguished_name.push(DnType::OrganizationName, group);
+    }
+    let key = KeyPair::generate().unwrap();
+    STANDARD.encode(params.serialize_request(&key).unwrap().pem().unwrap())
+}
+
+fn request(user: &str, group: &str, names: &[&str]) -> Request {
+    Request::parse(&asked(user, group, names)).unwrap()
+}
+
+#[test]
+fn a_request_is_read() {
+    let request = request("jane", "team", &["a.example", "10.0.0.1", "fd00::1"]);
+    assert_eq!(
+        (request.common_name.as_str(), request.organizations.as_slice()),
+        ("jane", &["team".to_owned()][..])
+    );
+    assert_eq!(request.dns_names, ["a.example"]);
+    let addresses: Vec<String> = request.addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(addresses, ["10.0.0.1", "fd00::1"]);
+}
+
+#[test]
+fn what_is_no_request_is_refused() {
+    for text in [
+        "",
+        "x",
+        "%",
+        &STANDARD.encode("-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"),
+    ] {
+        assert_eq!(Request::parse(text).unwrap_err(), Error::NotPem, "{text}");
+    }
+    // A request that was changed after it was signed.
+    let pem = String::from_utf8(STANDARD.decode(asked("jane", "", &[])).unwrap()).unwrap();
+    let body: String = pem.lines().filter(|line| !line.starts_with('-')).collect();
+    let mut der = STANDARD.decode(body).unwrap();
+    let at = der.windows(4).position(|bytes| bytes == b"jane").unwrap();
+    der[at] = b'w';
+    let forged = format!(
+        "-----BEGIN CERTIFICATE REQUEST-----\n{}\n-----END CERTIFICATE REQUEST-----\n",
+        STANDARD.encode(&der)
+    );
+    assert!(matches!(Request::parse(&STANDARD.encode(forged)), Err(Error::Signature(_))));
+    for cut in [1, 10, der.len() - 1] {
+        let cut = format!(
+            "-----BEGIN CERTIFICATE REQUEST-----\n{}\n-----END CERTIFICATE REQUEST-----\n",
+            STANDARD.encode(&der[..cut])
+        );
+        assert!(Request::parse(&STANDARD.encode(cut)).is_err());
+    }
+}
+
+#[test]
+fn signers_take_what_upstreams_take() {
+    const CLIENT: &[&str] = &["digital signature", "client auth"];
+    const SERVING: &[&str] = &["digital signature", "key encipherment", "server auth"];
+    let node = "system:node:n1";
+    for (signer, request, usages, refusal) in [
+        (Signer::KubeletClient, request(node, "system:nodes", &[]), CLIENT, None),
+        (
+            Signer::KubeletClient,
+            request(node, "system:nodes", &[]),
+            &["key encipherment", "digital signature", "client auth"],
+            None,
+        ),
+        (Signer::KubeletClient, request(node, "", &[]), CLIENT, Some(Refusal::Organization)),
+        (
+            Signer::KubeletClient,
+            request(node, "system:masters", &[]),
+            CLIENT,
+            Some(Refusal::Organization),
+        ),
+        (
+            Signer::KubeletClient,
+            request("n1", "system:nodes", &[]),
+            CLIENT,
+            Some(Refusal::CommonName),
+        ),
+        (
+            Signer::KubeletClient,
+            request(node, "system:nodes", &["a.b"]),
+            CLIENT,
+            Some(Refusal::Name("DNS")),
+        ),
+        (
+            Signer::KubeletClient,
+            request(node, "system:nodes", &["10.0.0.1"]),
+            CLIENT,
+            Some(Refusal::Name("IP")),
+        ),
+        (
+            Signer::KubeletClient,
+            request(node, "system:nodes", &[]),
+            &["client auth"],
+            Some(Refusal::Usages(["client auth", "digital signature", "key encipherment"])),
+        ),
+        (
+            Signer::KubeletClient,
+            request(node, "system:nodes", &[]),
+            &["digital signature", "client auth", "server auth"],
+            Some(Refusal::Usages(["client auth", "digital signature", "key encipherment"])),
+        ),
+        (Signer::KubeletServing, request(node, "system:nodes", &["n1"]), SERVING, None),
+        (Signer::KubeletServing, request(node, "system:nodes", &["10.0.0.1"]), SERVING, None),
+        (
+            Signer::KubeletServing,
+            request(node, "system:nodes", &[]),
+            SERVING,
+            Some(Refusal::NoName),
+        ),
+        (
+            Signer::KubeletServing,
+            request("x", "system:nodes", &["n1"]),
+            SERVING,
+            Some(Refusal::CommonName),
+        ),
+        (
+            Signer::KubeletServing,
+            request(node, "system:nodes", &["n1"]),
+            CLIENT,
+            Some(Refusal::Usages(["digital signature", "key encipherment", "server auth"])),
+        ),
+        (Signer::Client, request("jane", "team", &["x.y"]), CLIENT, None),
+        (
+            Signer::Client,
+            request("jane", "", &[]),
+            &["digital signature"],
+            Some(Refusal::NoClientAuth),
+        ),
+        (
+            Signer::Client,
+            request("jane", "", &[]),
+            SERVING,
+            Some(Refusal::Usage("server auth".into())),
+        ),
+    ] {
+        let verdict = signer.check(&request, usages);
+        assert_eq!(verdict.err(), refusal, "{signer:?} {request:?} {usages:?}");
+    }
+    assert_eq!(Signer::of("kubernetes.io/legacy-unknown"), None);
+}
+
+#[test]
+fn a_certificate_is_what_was_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let pki = Pki::open(dir.path()).unwrap();
+    let wanted = request("system:node:n1", "system:nodes", &["n1", "10.0.0.1"]);
+    let usages = ["digital signature", "key encipherment", "server auth"];
+    let hour = Duration::from_secs(3600);
+    let pem = pki.issue(&wanted, &usages, hour).unwrap();
+    assert!(check_issued(&STANDARD.encode(&pem)).is_ok());
+    let der = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+    let (rest, certificate) = X509Certificate::from_der(&der).unwrap();
+    assert!(rest.is_empty());
+    let ca = CertificateDer::from_pem_slice(pki.ca_pem().as_bytes()).unwrap();
+    let (_, ca) = X509Certificate::from_der(&ca).unwrap();
+    certificate.verify_signature(Some(ca.public_key())).unwrap();
+    assert_eq!(certificate.issuer(), ca.subject());
+    let (user, groups) = subject_of(&certificate);
+    assert_eq!(
+        (user.as_deref(), groups),
+        (Some("system:node:n1"), vec!["system:nodes".to_owned()])
+    );
+    let usage = certificate.key_usage().unwrap().unwrap().value;
+    assert!(usage.digital_signature() && usage.key_encipherment() && !usage.key_cert_sign());
+    let purposes = certificate.extended_key_usage().unwrap().unwrap().value;
+    assert!(purposes.server_auth && !purposes.client_auth);
+    assert!(!certificate.basic_constraints().unwrap().unwrap().value.ca);
+    assert_eq!(certificate.public_key().raw, wanted.public_key);
+    assert_eq!(
+        certificate.subject_alternative_name().unwrap().unwrap().value.general_names.len(),
+        2
+    );
+    let validity = certificate.validity();
+    let now = Timestamp::now().as_second();
+    assert!((now - 330..=now - 300).contains(&validity.not_before.timestamp()));
+    assert!((now + 3570..=now + 3600).contains(&validity.not_after.timestamp()));
+    // Never longer than the CA, and each with its own number.
+    let long = pki.issue(&wanted, &usages, Duration::from_secs(100 * 365 * 86400)).unwrap();
+    let der = CertificateDer::from_pem_slice(long.as_bytes()).unwrap();
+    let (_, long) = X509Certificate::from_der(&der).unwrap();
+    assert_eq!(long.validity().not_after, ca.validity().not_after);
+    assert_ne!(long.raw_serial(), certificate.raw_serial());
+}
+
+#[test]
+fn several_organizations_are_several_groups() {
+    // Written by hand, since rcgen cannot: CN=jane, O=a, O=b.
+    let key = KeyPair::generate().unwrap();
+    let name = |oid: &[u64], text: &str| {
+        yasna::construct_der(|writer| {
+            writer.write_set(|writer| {
+                writer.next().write_sequence(|writer| {
+                    writer.next().write_oid(&yasna::models::ObjectIdentifier::from_slice(oid));
+                    writer.next().write_utf8_string(text);
+                });
+            });
+        })
+    };
+    let make = |names: &[Vec<u8>]| {
+        let info = yasna::construct_der(|writer| {
+            writer.write_sequence(|writer| {
+                writer.next().write_u8(0);
+                writer.next().write_sequence(|writer| {
+                    names.iter().for_each(|name| writer.next().write_der(name));
+                });
+                writer.next().write_der(&rcgen::PublicKeyData::subject_public_key_info(&key));
+                writer.next().write_tagged_implicit(yasna::Tag::context(0), |writer| {
+                    writer.write_set(|_| ());
+                });
+            });
+        });
+        let signature = rcgen::SigningKey::sign(&key, &info).unwrap();
+        let der = yasna::construct_der(|writer| {
+            writer.write_sequence(|writer| {
+                writer.next().write_der(&info);
+                writer.next().write_sequence(|writer| {
+                    let oid = [1, 2, 840, 10045, 4, 3, 2];
+                    writer.next().write_oid(&yasna::models::ObjectIdentifier::from_slice(&oid));
+                });
+                writer.next().write_bitvec_bytes(&signature, signature.len() * 8);
+            });
+        });
+        let pem = format!(
+            "-----BEGIN CERTIFICATE REQUEST-----\n{}\n-----END CERTIFICATE REQUEST-----\n",
+            STANDARD.encode(der)
+        );
+        Request::parse(&STANDARD.encode(pem))
+    };
+    let (user, group): (&[u64], &[u64]) = (&[2, 5, 4, 3], &[2, 5, 4, 10]);
+    let wanted = make(&[name(user, "jane"), name(group, "a"), name(group, "b")]).unwrap();
+    assert_eq!(wanted.organizations, ["a", "b"]);
+    let dir = tempfile::tempdir().unwrap();
+    let pki = Pki::open(dir.path()).unwrap();
+    let pem = pki.issue(&wanted, &["client auth"], Duration::from_secs(86400)).unwrap();
+    let der = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+    let (_, certificate) = X509Certificate::from_der(&der).unwrap();
+    assert_eq!(subject_of(&certificate).1, ["a", "b"]);
+    // Whose name would it be?
+    let two = make(&[name(user, "jane"), name(user, "system:node:n1")]);
+    assert_eq!(two.unwrap_err(), Error::CommonNames);
+}
+
+#[test]
+fn how_long_and_how_long_kept() {
+    let (hour, year) = (Duration::from_secs(3600), Duration::from_secs(365 * 86400));
+    assert_eq!(task::life(year, None), year);
+    assert_eq!(task::life(year, Some(3600)), hour);
+    assert_eq!(task::life(hour, Some(86400)), hour);
+    assert_eq!(task::life(year, Some(1)), Duration::from_secs(600));
+    let now: Timestamp = "2026-01-02T12:00:00Z".parse().unwrap();
+    let made = |time: &str, condition: Option<(&str, &str)>| {
+        let mut request = json!({"metadata": {"creationTimestamp": time}});
+        if let Some((kind, time)) = condition {
+            request["status"]["conditions"] = json!([{"type": kind, "lastUpdateTime": time}]);
+        }
+        task::is_outdated(&request, now)
+    };
+    assert!(!made("2026-01-01T13:00:00Z", None));
+    assert!(made("2026-01-01T11:00:00Z", None));
+    assert!(!made("2026-01-01T11:00:00Z", Some((APPROVED, "2026-01-02T11:30:00Z"))));
+    assert!(made("2026-01-02T10:00:00Z", Some((DENIED, "2026-01-02T10:30:00Z"))));
+}

@@ -1,0 +1,160 @@
+//! What a kubeconfig says: everything that upstream's may hold is read by kube's own types; here is
+//! what a node makes of it.
+//!
+//! A cluster may name more servers than one, each the same cluster: in an extension of its entry,
+//! which other programs pass over.
+//!
+//! ```yaml
+//! clusters:
+//! - name: kubernetes
+//!   cluster:
+//!     server: https://10.0.0.1:6443
+//!     extensions:
+//!     - name: longshore/servers
+//!       extension: [https://10.0.0.2:6443, https://10.0.0.3:6443]
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use kube::config::{AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+
+use super::{ClientError, Credentials, Limits, SILENCE, Standing};
+
+/// The extension of a cluster's entry that names its further servers.
+const SERVERS: &str = "longshore/servers";
+/// How long one of several servers may take to let us in.
+const CONNECT: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// One server, and the way to it.
+pub(super) struct Endpoint {
+    pub(super) url: String,
+    /// `host:port` of the URL.
+    pub(super) host: String,
+    pub(super) client: Client,
+}
+
+/// The ways to all servers, the preferred one first; at least one.
+pub(super) async fn endpoints(
+    credentials: &Credentials,
+    standing: &Standing,
+    limits: Limits,
+) -> Result<Vec<Endpoint>, ClientError> {
+    let path = &credentials.kubeconfig;
+    let error = |source| ClientError::Kubeconfig { path: path.clone(), source: Box::new(source) };
+    let invalid = |reason| ClientError::Invalid { path: path.clone(), reason };
+    let mut kubeconfig = Kubeconfig::read_from(path).map_err(error)?;
+    if let (Some(identity), Standing::Kept(_)) = (&credentials.identity, standing) {
+        show(&mut kubeconfig, &identity.path).map_err(invalid)?;
+    }
+    let servers = servers(&current_cluster(&kubeconfig).map_err(invalid)?).map_err(invalid)?;
+    let several = servers.len() > 1;
+    let base = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+        .await
+        .map_err(error)?;
+    let mut endpoints = Vec::new();
+    for url in servers {
+        let mut config = base.clone();
+        config.cluster_url =
+            url.parse().map_err(|error| invalid(format!("server {url:?}: {error}")))?;
+        let host = config.cluster_url.authority().map_or("", |authority| authority.as_str());
+        let host = host.to_owned();
+        let connect = if several { CONNECT.min(limits.timeout) } else { limits.timeout };
+        config.connect_timeout = Some(connect);
+        config.write_timeout = Some(limits.timeout);
+        config.read_timeout = Some(SILENCE);
+        config.reset_reader_on_write = true;
+        // callers know best what may be sent twice, and each retry would pass by the rate limit
+        config.default_retry = false;
+        let client = Client::try_from(config).map_err(|source| ClientError::Connection {
+            path: path.clone(),
+            source: Box::new(source),
+        })?;
+        endpoints.push(Endpoint { url, host, client });
+    }
+    Ok(endpoints)
+}
+
+/// Makes the pair in that file what the current user shows, and nothing else.
+fn show(kubeconfig: &mut Kubeconfig, pair: &Path) -> Result<(), String> {
+    let user = current_context(kubeconfig)?.user.unwrap_or_default();
+    let pair = Some(pair.display().to_string());
+    let shown =
+        AuthInfo { client_certificate: pair.clone(), client_key: pair, ..AuthInfo::default() };
+    for named in kubeconfig.auth_infos.iter_mut().filter(|named| named.name == user) {
+        named.auth_info = Some(shown.clone());
+    }
+    Ok(())
+}
+
+/// The servers of a cluster, the preferred one first.
+pub(super) fn servers(cluster: &Cluster) -> Result<Vec<String>, String> {
+    let first = cluster.server.clone().ok_or("the cluster of its context has no server")?;
+    let mut servers = vec![first];
+    let extensions = cluster.extensions.iter().flatten();
+    for extension in extensions.filter(|extension| extension.name == SERVERS) {
+        let more: Vec<String> = serde_json::from_value(extension.extension.clone())
+            .map_err(|error| format!("extension {SERVERS} is no list of URLs: {error}"))?;
+        for server in more {
+            if !servers.contains(&server) {
+                servers.push(server);
+            }
+        }
+    }
+    Ok(servers)
+}
+
+fn current_context(kubeconfig: &Kubeconfig) -> Result<Context, String> {
+    let name = kubeconfig.current_context.as_deref().ok_or("it has no current-context")?;
+    let found = kubeconfig.contexts.iter().find(|named| named.name == name);
+    let context = found.and_then(|named| named.context.clone());
+    context.ok_or_else(|| format!("there is no context {name:?}, its current one"))
+}
+
+/// The cluster of the current context.
+pub(crate) fn current_cluster(kubeconfig: &Kubeconfig) -> Result<Cluster, String> {
+    let name = current_context(kubeconfig)?.cluster;
+    let found = kubeconfig.clusters.iter().find(|named| named.name == name);
+    let cluster = found.and_then(|named| named.cluster.clone());
+    cluster.ok_or_else(|| format!("there is no cluster {name:?}, that of its current context"))
+}
+
+/// The user of the current context; one that is not there is nobody.
+pub(crate) fn current_user(kubeconfig: &Kubeconfig) -> Result<AuthInfo, String> {
+    let name = current_context(kubeconfig)?.user;
+    let found = kubeconfig.auth_infos.iter().find(|named| Some(&named.name) == name.as_ref());
+    Ok(found.and_then(|named| named.auth_info.clone()).unwrap_or_default())
+}
+
+/// What a field `…-data` holds.
+pub(crate) fn decoded(data: &str) -> Result<Vec<u8>, String> {
+    STANDARD.decode(data.trim()).map_err(|error| format!("its certificate data: {error}"))
+}
+
+/// The files behind a client with the time that each was changed.
+pub(super) type Stamp = Vec<(PathBuf, Option<SystemTime>)>;
+
+/// Tokens in files are left out: they are read anew by kube itself.
+pub(super) fn stamp(kubeconfig: &Path) -> Stamp {
+    let mut files = vec![kubeconfig.to_owned()];
+    if let Ok(content) = Kubeconfig::read_from(kubeconfig) {
+        let clusters = content.clusters.into_iter().filter_map(|named| named.cluster);
+        files.extend(
+            clusters.filter_map(|cluster| cluster.certificate_authority).map(PathBuf::from),
+        );
+        for user in content.auth_infos.into_iter().filter_map(|named| named.auth_info) {
+            files.extend(
+                user.client_certificate.into_iter().chain(user.client_key).map(PathBuf::from),
+            );
+        }
+    }
+    changes(files)
+}
+
+pub(super) fn changes(files: impl IntoIterator<Item = PathBuf>) -> Stamp {
+    let changed = |path: &Path| path.metadata().and_then(|file| file.modified()).ok();
+    files.into_iter().map(|path| (path.clone(), changed(&path))).collect()
+}

@@ -1,0 +1,174 @@
+//! What each field of `KubeletConfiguration` does here: one table of all of them. A field that does
+//! nothing yet is told by its name when a file or a flag sets it.
+
+use super::kubelet::KubeletConfiguration;
+
+/// What a field does.
+#[derive(Clone, Copy)]
+pub(super) enum Effect {
+    /// What upstream's documentation says.
+    Full,
+    /// Nothing: whether two settings agree in it, and why nothing.
+    None(fn(&KubeletConfiguration, &KubeletConfiguration) -> bool, &'static str),
+}
+use Effect::Full;
+
+/// A row for a field without effect.
+macro_rules! none {
+    ($name:literal, $($field:ident).+, $why:literal) => {
+        ($name, Effect::None(|a, b| a.$($field).+ == b.$($field).+, $why))
+    };
+}
+
+/// Every field by its name in a file, with its effect.
+#[rustfmt::skip]
+pub(super) static EFFECTS: &[(&str, Effect)] = &[
+    ("enableServer", Full),
+    ("staticPodPath", Full),
+    ("podLogsDir", Full),
+    none!("syncFrequency", sync_frequency, "pods are synced when something changes"),
+    ("fileCheckFrequency", Full),
+    ("httpCheckFrequency", Full),
+    ("staticPodURL", Full),
+    ("staticPodURLHeader", Full),
+    ("address", Full),
+    ("port", Full),
+    ("readOnlyPort", Full),
+    ("tlsCertFile", Full),
+    ("tlsPrivateKeyFile", Full),
+    ("tlsCipherSuites", Full),
+    none!("tlsCurvePreferences", tls_curve_preferences, "X25519, P-256 and P-384 are offered"),
+    ("tlsMinVersion", Full),
+    ("rotateCertificates", Full),
+    ("serverTLSBootstrap", Full),
+    ("authentication", Full),
+    ("authorization", Full),
+    ("registryPullQPS", Full),
+    ("registryBurst", Full),
+    ("imagePullCredentialsVerificationPolicy", Full),
+    ("preloadedImagesVerificationAllowlist", Full),
+    ("eventRecordQPS", Full),
+    ("eventBurst", Full),
+    ("enableDebuggingHandlers", Full),
+    none!("enableContentionProfiling", enable_contention_profiling, "it is for Go's profiler"),
+    ("healthzPort", Full),
+    ("healthzBindAddress", Full),
+    ("oomScoreAdj", Full),
+    ("clusterDomain", Full),
+    ("clusterDNS", Full),
+    ("streamingConnectionIdleTimeout", Full),
+    ("nodeStatusUpdateFrequency", Full),
+    ("nodeStatusReportFrequency", Full),
+    ("nodeLeaseDurationSeconds", Full),
+    ("imageMinimumGCAge", Full),
+    ("imageMaximumGCAge", Full),
+    ("imageGCHighThresholdPercent", Full),
+    ("imageGCLowThresholdPercent", Full),
+    none!("volumeStatsAggPeriod", volume_stats_agg_period, "figures are read when somebody asks"),
+    none!("kubeletCgroups", kubelet_cgroups, "the daemon stays in the cgroup it is started in"),
+    none!("systemCgroups", system_cgroups, "processes of the system stay where they are"),
+    ("cgroupRoot", Full),
+    ("cgroupsPerQOS", Full),
+    ("cgroupDriver", Full),
+    ("cpuManagerPolicy", Full),
+    ("singleProcessOOMKill", Full),
+    ("cpuManagerPolicyOptions", Full),
+    ("cpuManagerReconcilePeriod", Full),
+    ("memoryManagerPolicy", Full),
+    ("topologyManagerPolicy", Full),
+    ("topologyManagerScope", Full),
+    ("topologyManagerPolicyOptions", Full),
+    ("qosReserved", Full),
+    ("runtimeRequestTimeout", Full),
+    none!("hairpinMode", hairpin_mode, "it is for the CNI plugins to set, upstream too"),
+    ("maxPods", Full),
+    none!("podCIDR", pod_cidr, "the apiserver's word counts, or the CNI configuration"),
+    ("podPidsLimit", Full),
+    ("resolvConf", Full),
+    ("runOnce", Full),
+    ("cpuCFSQuota", Full),
+    ("cpuCFSQuotaPeriod", Full),
+    ("nodeStatusMaxImages", Full),
+    ("maxOpenFiles", Full),
+    none!("contentType", content_type, "JSON is spoken with the apiserver"),
+    ("kubeAPIQPS", Full),
+    ("kubeAPIBurst", Full),
+    ("serializeImagePulls", Full),
+    ("maxParallelImagePulls", Full),
+    ("evictionHard", Full),
+    ("evictionSoft", Full),
+    ("evictionSoftGracePeriod", Full),
+    ("evictionPressureTransitionPeriod", Full),
+    ("evictionMaxPodGracePeriod", Full),
+    ("evictionMinimumReclaim", Full),
+    ("mergeDefaultEvictionSettings", Full),
+    ("podsPerCore", Full),
+    ("enableControllerAttachDetach", Full),
+    none!("protectKernelDefaults", protect_kernel_defaults, "no setting of the kernel is changed"),
+    none!("makeIPTablesUtilChains", make_iptables_util_chains, "the chains are not made yet"),
+    none!("iptablesMasqueradeBit", iptables_masquerade_bit, "upstream does not use it any more"),
+    none!("iptablesDropBit", iptables_drop_bit, "upstream does not use it any more"),
+    ("featureGates", Full),
+    ("failSwapOn", Full),
+    ("memorySwap", Full),
+    none!("containerLogMaxSize", container_log_max_size, "logs are not rotated yet"),
+    none!("containerLogMaxFiles", container_log_max_files, "logs are not rotated yet"),
+    none!("containerLogMaxWorkers", container_log_max_workers, "logs are not rotated yet"),
+    none!("containerLogMonitorInterval", container_log_monitor_interval, "logs are not rotated yet"),
+    none!("configMapAndSecretChangeDetectionStrategy", config_map_and_secret_change_detection_strategy,
+        "each object in use is watched"),
+    ("systemReserved", Full),
+    ("kubeReserved", Full),
+    ("reservedSystemCPUs", Full),
+    none!("showHiddenMetricsForVersion", show_hidden_metrics_for_version, "no metric is hidden"),
+    ("systemReservedCgroup", Full),
+    ("kubeReservedCgroup", Full),
+    ("enforceNodeAllocatable", Full),
+    ("allowedUnsafeSysctls", Full),
+    none!("volumePluginDir", volume_plugin_dir, "there are no FlexVolumes"),
+    ("providerID", Full),
+    ("kernelMemcgNotification", Full),
+    ("logging", Full),
+    none!("enableSystemLogHandler", enable_system_log_handler, "/logs/ is not served yet"),
+    none!("enableSystemLogQuery", enable_system_log_query, "/logs/ is not served yet"),
+    none!("shutdownGracePeriod", shutdown_grace_period, "graceful shutdown is not built yet"),
+    none!("shutdownGracePeriodCriticalPods", shutdown_grace_period_critical_pods,
+        "graceful shutdown is not built yet"),
+    none!("shutdownGracePeriodByPodPriority", shutdown_grace_period_by_pod_priority,
+        "graceful shutdown is not built yet"),
+    ("crashLoopBackOff", Full),
+    ("reservedMemory", Full),
+    none!("enableProfilingHandler", enable_profiling_handler, "there is no Go profiler to serve"),
+    none!("enableDebugFlagsHandler", enable_debug_flags_handler, "/debug/flags/v is not served yet"),
+    ("seccompDefault", Full),
+    ("memoryThrottlingFactor", Full),
+    ("memoryReservationPolicy", Full),
+    ("registerWithTaints", Full),
+    ("registerNode", Full),
+    none!("tracing", tracing, "no traces are exported"),
+    ("localStorageCapacityIsolation", Full),
+    ("containerRuntimeEndpoint", Full),
+    ("imageServiceEndpoint", Full),
+    ("failCgroupV1", Full),
+    ("userNamespaces", Full),
+];
+
+/// What of [`Effect::Full`] fields does nothing: parts of `logging`.
+static PARTS: &[(&str, Effect)] = &[
+    none!("logging.format", logging.format, "logs are text"),
+    none!("logging.flushFrequency", logging.flush_frequency, "each line is written at once"),
+    none!("logging.vmodule", logging.vmodule, "RUST_LOG sets levels by module"),
+    none!("logging.options", logging.options, "each line is written at once, to stderr"),
+];
+
+/// A line for each field that is set and does nothing.
+pub(super) fn without_effect(settings: &KubeletConfiguration) -> Vec<String> {
+    let default = KubeletConfiguration::default();
+    let told = |(name, effect): &(&str, Effect)| match effect {
+        Effect::None(agree, why) if !agree(settings, &default) => {
+            Some(format!("{name} is set and has no effect: {why}"))
+        }
+        _ => None,
+    };
+    EFFECTS.iter().chain(PARTS).filter_map(told).collect()
+}

@@ -1,0 +1,68 @@
+//! The text of `--help`: flags in groups, by what they are.
+
+use std::fmt::Write as _;
+
+use super::flags::KUBELET_FLAGS;
+use super::pflag::Flag;
+
+/// What flags of the node's own do; those of a configuration field are explained with the field.
+static MEANINGS: &[(&str, &str)] = &[
+    ("help", "print this"),
+    ("version", "print the version; raw: more of it"),
+    ("config", "file with a KubeletConfiguration"),
+    ("config-dir", "directory of *.conf files, merged over that of --config in their order"),
+    ("kubeconfig", "how to reach the apiserver; without it pods come from files alone"),
+    ("bootstrap-kubeconfig", "how to ask for a first client certificate"),
+    ("hostname-override", "the node's name, instead of the host's"),
+    ("node-ip", "the node's address, or one of each family with a comma"),
+    ("node-labels", "labels of the node when it registers"),
+    ("cert-dir", "where the node keeps its certificates"),
+    ("root-dir", "where the node keeps its state"),
+    ("cloud-provider", "\"external\": a controller completes the node object"),
+    ("lock-file", "held while the daemon runs"),
+    ("exit-on-lock-contention", "leave when another process wants the lock file"),
+    ("runtime-cgroups", "the cgroup of the container runtime"),
+    ("image-credential-provider-config", "configuration of credential plugins"),
+    ("image-credential-provider-bin-dir", "where those plugins are"),
+    ("seccomp-default", "RuntimeDefault is the default seccomp profile"),
+    ("v", "verbosity of the log: 0 to 10"),
+    ("logging-format", "text or json"),
+    ("log-flush-frequency", "how often the log is flushed"),
+];
+
+/// The groups, with who belongs to them; a flag is shown in the first that takes it.
+type Group = (&'static str, fn(&FlagOf) -> bool);
+type FlagOf = Flag<super::KubeletFlags>;
+
+static GROUPS: [Group; 5] = [
+    ("Accepted, without effect", |flag| flag.target.is_ignored()),
+    ("Global", |flag| matches!(flag.name, "help" | "version")),
+    ("Logging", |flag| flag.name == "v" || flag.name.starts_with("log")),
+    ("Fields of the file of --config, which they override (deprecated: set them there)", |flag| {
+        flag.deprecated
+    }),
+    ("Node", |_| true),
+];
+
+/// The order in which groups are shown.
+const ORDER: [usize; 5] = [4, 1, 2, 3, 0];
+
+pub(super) fn text() -> String {
+    let mut text = String::from(
+        "The kubelet: runs the pods of this node.\n\nUsage:\n  kubelet [flags]\n  longshore kubelet [flags]\n",
+    );
+    for group in ORDER {
+        // writing to a String cannot fail
+        let _ = writeln!(text, "\n{}:", GROUPS[group].0);
+        let is_in =
+            |flag: &&FlagOf| GROUPS.iter().position(|(_, takes)| takes(flag)) == Some(group);
+        for flag in KUBELET_FLAGS.iter().filter(is_in) {
+            let dashes = if flag.name.len() == 1 { "-" } else { "--" };
+            let shown = format!("{dashes}{} {}", flag.name, flag.target.type_name());
+            let meaning = MEANINGS.iter().find(|(name, _)| *name == flag.name);
+            let meaning = meaning.map_or("", |(_, meaning)| meaning);
+            let _ = writeln!(text, "  {}", format!("{shown:<54} {meaning}").trim_end());
+        }
+    }
+    text
+}

@@ -1,0 +1,77 @@
+//! Fields that are not known, or that do nothing.
+
+use super::*;
+use crate::config::effects;
+
+#[test]
+fn what_is_not_known_is_passed_over_with_a_warning() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = format!(
+        "{HEADER}maxpods: 3\nmaxPods: 7\nmaxPods: 8\n\
+         authentication: {{webhook: {{enable: true, cacheTTL: 5s}}}}\n\
+         registerWithTaints: [{{key: a, effect: NoSchedule, colour: red}}]\n"
+    );
+    let path = write(directory.path(), "c.yaml", &text);
+    let (settings, warnings) = file::load(Some(&path), None).unwrap();
+    assert_eq!(settings.max_pods, 8, "of two the last one counts");
+    assert_eq!(settings.authentication.webhook.cache_ttl, GoDuration::secs(5));
+    assert_eq!(settings.register_with_taints[0].effect, "NoSchedule");
+    for said in [
+        "maxPods",
+        "unknown field \"maxpods\"",
+        "unknown field \"authentication.webhook.enable\"",
+        "unknown field \"registerWithTaints[0].colour\"",
+    ] {
+        assert!(warnings.iter().any(|warning| warning.contains(said)), "{said}: {warnings:?}");
+    }
+    assert!(warnings.iter().all(|warning| warning.contains("c.yaml: ")), "{warnings:?}");
+
+    let nonsense: String = (0..500).map(|n| format!("x{n}: 1\n")).collect();
+    assert!(load_text(&format!("{HEADER}{nonsense}")).unwrap_err().contains("unknown field"));
+    // one fault that may be passed over excuses no other
+    let error = load_text(&format!("{HEADER}maxpods: 3\nport: ten\n")).unwrap_err();
+    assert!(error.contains("port: invalid type"), "{error}");
+}
+
+/// The names that the decoder takes, as it lists them when it meets another.
+fn known_fields() -> Vec<String> {
+    let error = serde_json::from_str::<KubeletConfiguration>("{\"?\": 1}").unwrap_err().to_string();
+    let list = error.split_once("expected one of ").unwrap().1;
+    let names = list.split('`').skip(1).step_by(2).map(str::to_owned);
+    names.collect()
+}
+
+#[test]
+fn every_field_is_in_the_table_of_effects() {
+    let known = known_fields();
+    assert_eq!(known.len(), 125);
+    let listed: Vec<_> = effects::EFFECTS.iter().map(|(name, _)| (*name).to_owned()).collect();
+    assert_eq!(listed, known);
+}
+
+#[test]
+fn a_field_without_effect_is_told_by_its_name() {
+    assert_eq!(effects::without_effect(&load_text(KUBEADM).unwrap()), Vec::<String>::new());
+    let config =
+        kubelet(&["--hairpin-mode=none", "--logging-format=json", "--containerd=x"]).unwrap();
+    let warned = |text| config.warnings.iter().any(|warning| warning.contains(text));
+    assert!(warned("hairpinMode is set and has no effect: "), "{:?}", config.warnings);
+    assert!(
+        warned("logging.format") && warned("--containerd has no effect"),
+        "{:?}",
+        config.warnings
+    );
+    assert!(!warned("volumeStatsAggPeriod") && !warned("maxPods"), "{:?}", config.warnings);
+}
+
+#[test]
+fn a_drop_in_that_names_one_signal_leaves_the_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let main = write(directory.path(), "main.yaml", HEADER);
+    let drop_ins = directory.path().join("conf.d");
+    let text = format!("{HEADER}evictionHard: {{memory.available: 1Gi}}\n");
+    write(&drop_ins, "10.conf", &text);
+    let (settings, _) = file::load(Some(&main), Some(&drop_ins)).unwrap();
+    assert_eq!(settings.eviction_hard["memory.available"], "1Gi");
+    assert_eq!(settings.eviction_hard["nodefs.available"], "10%");
+}

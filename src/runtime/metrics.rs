@@ -1,0 +1,199 @@
+//! What the runtime is asked for and how long it takes; images and sandboxes in particular.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use longshore_cri::Error;
+use longshore_metrics::{Buckets, Counter, Family, Histogram, Registry};
+
+/// Counts the calls to the runtime.
+#[derive(Debug)]
+pub struct Calls {
+    all: Family<Counter, 1>,
+    failed: Family<Counter, 1>,
+    durations: Family<Histogram, 1>,
+}
+
+impl Calls {
+    /// Registers the families.
+    pub fn new(registry: &Registry) -> Self {
+        let by = ["operation_type"];
+        Self {
+            all: registry.counters(
+                "kubelet_runtime_operations_total",
+                "Calls to the container runtime, by operation.",
+                by,
+            ),
+            failed: registry.counters(
+                "kubelet_runtime_operations_errors_total",
+                "Calls to the container runtime that failed, by operation.",
+                by,
+            ),
+            durations: registry.histograms(
+                "kubelet_runtime_operations_duration_seconds",
+                "How long calls to the container runtime took, in seconds, by operation.",
+                by,
+                Buckets::exponential(0.005, 2.5, 14),
+            ),
+        }
+    }
+}
+
+impl longshore_cri::Observer for Calls {
+    fn observe(&self, operation: &'static str, took: Duration, error: Option<&Error>) {
+        self.all.with([operation]).inc();
+        self.durations.with([operation]).took(took);
+        if error.is_some() {
+            self.failed.with([operation]).inc();
+        }
+    }
+}
+
+/// What the hands count.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    sandboxes: Family<Histogram, 1>,
+    sandbox_failures: Family<Counter, 1>,
+    pulls: Family<Histogram, 1>,
+    pub(super) http_fallbacks: Counter,
+    pub(super) sleeps_cut_short: Counter,
+    /// How long images were pulled for pods, by UID.
+    pulling: Arc<Mutex<HashMap<String, Pulling>>>,
+}
+
+/// For how long images were pulled for a pod.
+#[derive(Debug)]
+struct Pulling {
+    total: Duration,
+    /// When the last pull ended: pulls at the same time count once.
+    end: Instant,
+}
+
+impl Metrics {
+    /// Registers the families.
+    pub fn new(registry: &Registry) -> Self {
+        Self {
+            sandboxes: registry.histograms(
+                "kubelet_run_podsandbox_duration_seconds",
+                "How long it took to run sandboxes, in seconds, by the runtime's handler.",
+                ["runtime_handler"],
+                Buckets::usual(),
+            ),
+            sandbox_failures: registry.counters(
+                "kubelet_run_podsandbox_errors_total",
+                "Sandboxes that could not be run, by the runtime's handler.",
+                ["runtime_handler"],
+            ),
+            pulls: registry.histograms(
+                "kubelet_image_pull_duration_seconds",
+                "How long pulls of images took, in seconds, by the size of the image.",
+                ["image_size_in_bytes"],
+                Buckets::of(&[
+                    1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0,
+                    600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
+                ]),
+            ),
+            http_fallbacks: registry.counter(
+                "kubelet_lifecycle_handler_http_fallbacks_total",
+                "Hooks that were to use HTTPS and succeeded with HTTP.",
+            ),
+            sleeps_cut_short: registry.counter(
+                "kubelet_sleep_action_terminated_early_total",
+                "Hooks that were to sleep for longer than their pod's end could take.",
+            ),
+            pulling: Arc::default(),
+        }
+    }
+
+    /// The runtime was asked to run a sandbox.
+    pub(super) fn ran_sandbox(&self, handler: &str, began: Instant, failed: bool) {
+        self.sandboxes.with([handler]).took(began.elapsed());
+        if failed {
+            self.sandbox_failures.with([handler]).inc();
+        }
+    }
+
+    /// An image of that size (in bytes) was pulled for the pod with that UID.
+    pub(super) fn pulled(&self, uid: &str, began: Instant, size: u64) {
+        self.pulls.with([size_range(size)]).took(began.elapsed());
+        self.waited_for_pull(uid, began);
+    }
+
+    /// A pull for the pod with that UID, which may have failed, is over.
+    pub(super) fn waited_for_pull(&self, uid: &str, began: Instant) {
+        let now = Instant::now();
+        let mut pulling = self.pulling();
+        let new = || Pulling { total: Duration::ZERO, end: began };
+        let known = pulling.entry(uid.to_owned()).or_insert_with(new);
+        known.total += now.duration_since(began.max(known.end));
+        known.end = now;
+    }
+
+    /// For how long images were pulled for the pod with that UID.
+    pub(crate) fn time_of_pulls(&self, uid: &str) -> Duration {
+        self.pulling().get(uid).map_or(Duration::ZERO, |pulling| pulling.total)
+    }
+
+    /// The pod with that UID is gone.
+    pub(super) fn forget(&self, uid: &str) {
+        self.pulling().remove(uid);
+    }
+
+    fn pulling(&self) -> MutexGuard<'_, HashMap<String, Pulling>> {
+        // No code panics while it holds the lock.
+        self.pulling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The label for the size of an image.
+fn size_range(bytes: u64) -> &'static str {
+    const MB: u64 = 1 << 20;
+    const GB: u64 = 1 << 30;
+    const RANGES: [(u64, &str); 12] = [
+        (10 * MB, "0-10MB"),
+        (100 * MB, "10MB-100MB"),
+        (500 * MB, "100MB-500MB"),
+        (GB, "500MB-1GB"),
+        (5 * GB, "1GB-5GB"),
+        (10 * GB, "5GB-10GB"),
+        (20 * GB, "10GB-20GB"),
+        (30 * GB, "20GB-30GB"),
+        (40 * GB, "30GB-40GB"),
+        (60 * GB, "40GB-60GB"),
+        (100 * GB, "60GB-100GB"),
+        (u64::MAX, "GT100GB"),
+    ];
+    RANGES.iter().find(|(end, _)| bytes < *end).map_or("GT100GB", |(_, label)| label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_few_labels() {
+        for (bytes, expected) in [
+            (0, "0-10MB"),
+            ((10 << 20) - 1, "0-10MB"),
+            (10 << 20, "10MB-100MB"),
+            (1 << 30, "1GB-5GB"),
+            (100 << 30, "GT100GB"),
+            (u64::MAX, "GT100GB"),
+        ] {
+            assert_eq!(size_range(bytes), expected, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn pulls_at_the_same_time_count_once() {
+        let metrics = Metrics::new(&Registry::default());
+        let Some(began) = Instant::now().checked_sub(Duration::from_secs(10)) else { return };
+        metrics.waited_for_pull("u", began);
+        metrics.pulled("u", began + Duration::from_secs(4), 1);
+        let time = metrics.time_of_pulls("u").as_secs_f64();
+        assert!((10.0..11.0).contains(&time), "{time}");
+        metrics.forget("u");
+        assert_eq!(metrics.time_of_pulls("u"), Duration::ZERO);
+    }
+}

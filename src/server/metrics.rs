@@ -1,0 +1,181 @@
+//! The node's own metrics, and the count of requests to its ports.
+//!
+//! A request's path and method are counted under few labels, whatever is asked for. The time of a
+//! request is that to the head of its answer: who follows a log, or holds a stream to a container,
+//! is counted when that begins.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::Method;
+use axum::http::header::CONTENT_TYPE;
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use longshore_metrics::{Buckets, Counter, Family, Gauge, Histogram, Registry};
+
+use super::Host;
+
+/// The pages about the node itself.
+pub(super) fn routes(host: Arc<dyn Host>) -> Router {
+    Router::new()
+        .route("/metrics", get(async |State(host): Pages| page(&host.metrics().node)))
+        .route("/metrics/probes", get(async |State(host): Pages| page(&host.metrics().probes)))
+        .route("/metrics/slis", get(async |State(host): Pages| page(&host.metrics().slis)))
+        .with_state(host)
+}
+
+type Pages = State<Arc<dyn Host>>;
+
+fn page(registry: &Registry) -> Response {
+    ([(CONTENT_TYPE, longshore_metrics::CONTENT_TYPE)], registry.text()).into_response()
+}
+
+/// The families about requests. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Requests {
+    all: Family<Counter, 4>,
+    durations: Family<Histogram, 4>,
+    inflight: Family<Gauge, 4>,
+}
+
+impl Requests {
+    /// Registers them.
+    pub fn new(registry: &Registry) -> Self {
+        let by = ["method", "path", "server_type", "long_running"];
+        Self {
+            all: registry.counters(
+                "kubelet_http_requests_total",
+                "Requests to the node's ports.",
+                by,
+            ),
+            durations: registry.histograms(
+                "kubelet_http_requests_duration_seconds",
+                "How long it took until the answers to requests began, in seconds.",
+                by,
+                Buckets::usual(),
+            ),
+            inflight: registry.gauges(
+                "kubelet_http_inflight_requests",
+                "Requests whose answers have yet to begin.",
+                by,
+            ),
+        }
+    }
+
+    /// Counts what goes to `router`: `readwrite` for the control plane's port, else `readonly`.
+    pub(super) fn counted(&self, router: Router, server_type: &'static str) -> Router {
+        router.layer(from_fn_with_state((self.clone(), server_type), count))
+    }
+}
+
+async fn count(
+    State((requests, server_type)): State<(Requests, &'static str)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let path = path_label(request.uri().path());
+    let long_running = if LONG.contains(&path) { "true" } else { "false" };
+    let labels = [method_label(request.method()), path, server_type, long_running];
+    requests.all.with(labels).inc();
+    // given back however the request ends
+    let _inflight = Inflight::new(requests.inflight.with(labels));
+    let began = Instant::now();
+    let response = next.run(request).await;
+    requests.durations.with(labels).took(began.elapsed());
+    response
+}
+
+struct Inflight(Gauge);
+
+impl Inflight {
+    fn new(gauge: Gauge) -> Self {
+        gauge.add(1.0);
+        Self(gauge)
+    }
+}
+
+impl Drop for Inflight {
+    fn drop(&mut self) {
+        self.0.add(-1.0);
+    }
+}
+
+const LONG: [&str; 4] = ["attach", "debug", "exec", "portForward"];
+
+fn path_label(path: &str) -> &'static str {
+    const KNOWN: [&str; 20] = [
+        "attach",
+        "checkpoint",
+        "configz",
+        "containerLogs",
+        "debug",
+        "exec",
+        "flagz",
+        "healthz",
+        "logs",
+        "metrics",
+        "metrics/cadvisor",
+        "metrics/probes",
+        "metrics/resource",
+        "metrics/slis",
+        "pods",
+        "portForward",
+        "run",
+        "runningpods",
+        "stats",
+        "statusz",
+    ];
+    let mut parts = path.trim_start_matches('/').splitn(3, '/');
+    let root = parts.next().unwrap_or_default();
+    let of_metrics = parts.next().filter(|_| root == "metrics");
+    let is_it = |known: &&&str| match of_metrics {
+        Some(page) => known.strip_prefix("metrics/") == Some(page),
+        None => **known == root,
+    };
+    KNOWN.iter().find(is_it).copied().unwrap_or("other")
+}
+
+fn method_label(method: &Method) -> &'static str {
+    const KNOWN: [&str; 9] =
+        ["CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"];
+    KNOWN.iter().find(|known| method.as_str() == **known).copied().unwrap_or("other")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_have_few_labels() {
+        for (path, expected) in [
+            ("/metrics", "metrics"),
+            ("/metrics/", "other"),
+            ("/metrics/cadvisor", "metrics/cadvisor"),
+            ("/metrics/cadvisor/x", "metrics/cadvisor"),
+            ("/metrics/x", "other"),
+            ("/exec/ns/p/c", "exec"),
+            ("/containerLogs/ns/p/c", "containerLogs"),
+            ("/runningpods/", "runningpods"),
+            ("/stats/summary", "stats"),
+            ("/", "other"),
+            ("", "other"),
+            ("/Exec", "other"),
+            ("/../pods", "other"),
+        ] {
+            assert_eq!(path_label(path), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn nothing_that_is_asked_for_makes_a_series_of_its_own() {
+        for n in 0..10_000 {
+            assert_eq!(path_label(&format!("/x{n}/y")), "other");
+            assert_eq!(path_label(&format!("/metrics/x{n}")), "other");
+            let method = Method::from_bytes(format!("M{n}").as_bytes());
+            assert!(method.is_ok_and(|method| method_label(&method) == "other"));
+        }
+    }
+}

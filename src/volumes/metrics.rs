@@ -1,0 +1,113 @@
+//! How the work on volumes goes, and how many there are.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use longshore_metrics::{Buckets, Counter, Family, Histogram, Kind, Labels, Registry, Text};
+
+use super::Error;
+
+/// What is counted of volumes. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(super) struct Metrics {
+    durations: Family<Histogram, 4>,
+    errors: Family<Counter, 2>,
+    pods: Arc<Mutex<HashMap<String, Volumes>>>,
+}
+
+/// The volumes of a pod by their name, each with its plugin and whether it is set up.
+type Volumes = BTreeMap<String, (&'static str, bool)>;
+
+impl Metrics {
+    pub(super) fn new(registry: &Registry) -> Self {
+        let pods = Arc::<Mutex<HashMap<String, Volumes>>>::default();
+        let known = Arc::clone(&pods);
+        registry.collect(move |text| write(text, &locked(&known)));
+        Self {
+            pods,
+            durations: registry.histograms(
+                "storage_operation_duration_seconds",
+                "How long operations on volumes took, in seconds.",
+                ["volume_plugin", "operation_name", "status", "migrated"],
+                Buckets::of(&[
+                    0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0,
+                ]),
+            ),
+            errors: registry.counters(
+                "storage_operation_errors_total",
+                "Operations on volumes that failed.",
+                ["volume_plugin", "operation_name"],
+            ),
+        }
+    }
+
+    /// A volume is to be set up for the pod with that UID.
+    pub(super) fn wants(&self, uid: &str, volume: &str, plugin: &'static str) {
+        let mut pods = locked(&self.pods);
+        let volumes = pods.entry(uid.to_owned()).or_default();
+        volumes.entry(volume.to_owned()).or_insert((plugin, false));
+    }
+
+    /// It was, or not.
+    pub(super) fn set_up<T>(
+        &self,
+        uid: &str,
+        volume: &str,
+        plugin: &'static str,
+        began: Instant,
+        outcome: &Result<T, Error>,
+    ) {
+        self.note(plugin, "volume_mount", began, outcome);
+        if outcome.is_ok()
+            && let Some(volumes) = locked(&self.pods).get_mut(uid)
+        {
+            volumes.insert(volume.to_owned(), (plugin, true));
+        }
+    }
+
+    /// All volumes of the pod with that UID were taken down, or not all.
+    pub(super) fn took_down(&self, uid: &str, began: Instant, outcome: &Result<(), Error>) {
+        let volumes = match outcome {
+            Ok(()) => locked(&self.pods).remove(uid),
+            Err(_) => locked(&self.pods).get(uid).cloned(),
+        };
+        let set_up = volumes.unwrap_or_default().into_values().filter(|(_, is_up)| *is_up);
+        for (plugin, _) in set_up {
+            self.note(plugin, "volume_unmount", began, outcome);
+        }
+    }
+
+    fn note<T>(
+        &self,
+        plugin: &'static str,
+        operation: &'static str,
+        began: Instant,
+        outcome: &Result<T, Error>,
+    ) {
+        let status = if outcome.is_ok() { "success" } else { "fail-unknown" };
+        self.durations.with([plugin, operation, status, "false"]).took(began.elapsed());
+        if outcome.is_err() {
+            self.errors.with([plugin, operation]).inc();
+        }
+    }
+}
+
+fn write(text: &mut Text, pods: &HashMap<String, Volumes>) {
+    let mut counts: BTreeMap<(&str, &str), u32> = BTreeMap::new();
+    for (plugin, is_up) in pods.values().flat_map(BTreeMap::values) {
+        *counts.entry((plugin, "desired_state_of_world")).or_default() += 1;
+        *counts.entry((plugin, "actual_state_of_world")).or_default() += u32::from(*is_up);
+    }
+    let help = "Volumes of pods, by plugin: those that should be set up, and those that are.";
+    let mut samples = text.family("volume_manager_total_volumes", help, Kind::Gauge);
+    for ((plugin, state), count) in counts {
+        let labels = Labels::new(&[("plugin_name", plugin), ("state", state)]);
+        samples.add(&labels, f64::from(count));
+    }
+}
+
+fn locked(pods: &Mutex<HashMap<String, Volumes>>) -> MutexGuard<'_, HashMap<String, Volumes>> {
+    // No code panics while it holds the lock.
+    pods.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,170 @@
+//! How pods come up and go, and how long the work on them takes.
+
+use k8s_openapi::api::core::v1::Pod;
+use longshore_metrics::{Buckets, Counter, Family, Gauge, Histogram, Registry};
+use longshore_pod::spec::{self, ContainerKind};
+
+use super::stopwatch::Stopwatch;
+
+/// What workers count. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    pub(super) work: Family<Histogram, 1>,
+    pub(super) queued: Histogram,
+    pub(super) seen_to_running: Histogram,
+    pub(super) created_to_running: Histogram,
+    pub(super) objective: Histogram,
+    pub(super) first_network: Gauge,
+    pub(super) workers: Family<Gauge, 3>,
+    containers_per_pod: Histogram,
+    sandboxes: Counter,
+    sandbox_failures: Counter,
+    containers: Family<Counter, 1>,
+    container_failures: Family<Counter, 2>,
+    restarted: Family<Counter, 1>,
+    orphans: Counter,
+    swept: Gauge,
+    unswept: Gauge,
+}
+
+impl Metrics {
+    /// Registers the families.
+    pub fn new(registry: &Registry) -> Self {
+        // From half a second to an hour.
+        let starts = Buckets::of(&[
+            0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0,
+            240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
+        ]);
+        Self {
+            work: registry.histograms(
+                "kubelet_pod_worker_duration_seconds",
+                "How long workers were busy with a pod at a stretch, in seconds, by the reason.",
+                ["operation_type"],
+                Buckets::usual(),
+            ),
+            queued: registry.histogram(
+                "kubelet_pod_worker_start_duration_seconds",
+                "From when a pod was seen first to when its worker began, in seconds.",
+                Buckets::usual(),
+            ),
+            seen_to_running: registry.histogram(
+                "kubelet_pod_start_duration_seconds",
+                "From when a pod was seen first to when it ran, in seconds.",
+                starts.clone(),
+            ),
+            created_to_running: registry.histogram(
+                "kubelet_pod_start_total_duration_seconds",
+                "From when a pod was created to when all its containers ran, in seconds.",
+                starts.clone(),
+            ),
+            objective: registry.histogram(
+                "kubelet_pod_start_sli_duration_seconds",
+                "From when a pod without storage of its own was created to when all its \
+                 containers ran, in seconds, without pulls of images and init containers.",
+                starts,
+            ),
+            first_network: registry.gauge(
+                "kubelet_first_network_pod_start_sli_duration_seconds",
+                "The same, of the first pod with a network of its own.",
+            ),
+            workers: registry.gauges(
+                "kubelet_working_pods",
+                "Pods with a worker, by phase of their life, whether they are desired, orphans \
+                 or known to the runtime alone, and whether they are static.",
+                ["lifecycle", "config", "static"],
+            ),
+            containers_per_pod: registry.histogram(
+                "kubelet_containers_per_pod_count",
+                "How many containers pods have.",
+                Buckets::exponential(1.0, 2.0, 5),
+            ),
+            sandboxes: registry
+                .counter("kubelet_started_pods_total", "Sandboxes of pods that were to be made."),
+            sandbox_failures: registry.counter(
+                "kubelet_started_pods_errors_total",
+                "Sandboxes of pods that could not be made.",
+            ),
+            containers: registry.counters(
+                "kubelet_started_containers_total",
+                "Containers that were to be started, by their kind.",
+                ["container_type"],
+            ),
+            container_failures: registry.counters(
+                "kubelet_started_containers_errors_total",
+                "Containers that could not be started, by their kind and the reason.",
+                ["container_type", "code"],
+            ),
+            restarted: registry.counters(
+                "kubelet_restarted_pods_total",
+                "Pods that were deleted and came again with the same UID.",
+                ["static"],
+            ),
+            orphans: registry.counter(
+                "kubelet_orphaned_runtime_pods_total",
+                "Pods that only the runtime knew of.",
+            ),
+            swept: registry.gauge(
+                "kubelet_orphan_pod_cleaned_volumes",
+                "Pods that were gone and whose directories the last sweep took down.",
+            ),
+            unswept: registry.gauge(
+                "kubelet_orphan_pod_cleaned_volumes_errors",
+                "Whether the last sweep for directories of pods that are gone failed.",
+            ),
+        }
+    }
+
+    /// The clock of one pod's worker, which begins now.
+    pub(super) fn stopwatch(&self) -> Stopwatch {
+        Stopwatch::new(self.clone())
+    }
+
+    /// A pod comes to the node.
+    pub(super) fn came(&self, pod: &Pod) {
+        let count = pod.spec.as_ref().map_or(0, |spec| spec.containers.len());
+        self.containers_per_pod.observe(count as f64);
+    }
+
+    /// A sandbox was to be made, and was made or not.
+    pub(super) fn made_sandbox(&self, made: bool) {
+        self.sandboxes.inc();
+        if !made {
+            self.sandbox_failures.inc();
+        }
+    }
+
+    /// A container was to be started; `failure` is why it was not.
+    pub(super) fn began(&self, kind: ContainerKind, failure: Option<&'static str>) {
+        let kind = match kind {
+            ContainerKind::Init | ContainerKind::Sidecar => "init_container",
+            ContainerKind::Regular => "container",
+            ContainerKind::Ephemeral => "ephemeral_container",
+        };
+        self.containers.with([kind]).inc();
+        if let Some(code) = failure {
+            self.container_failures.with([kind, code]).inc();
+        }
+    }
+
+    /// A pod came again after its end.
+    pub(super) fn came_again(&self, pod: &Pod) {
+        self.restarted.with([is_static(pod)]).inc();
+    }
+
+    /// A pod was found that only the runtime knew of.
+    pub(super) fn found_orphan(&self) {
+        self.orphans.inc();
+    }
+
+    /// So many directories of pods were found that should not be there; `None`: none could be
+    /// looked for.
+    pub(super) fn swept(&self, pods: Option<usize>) {
+        self.swept.set(pods.unwrap_or(0) as f64);
+        self.unswept.set(if pods.is_none() { 1.0 } else { 0.0 });
+    }
+}
+
+/// The label for whether a pod is static.
+pub(super) fn is_static(pod: &Pod) -> &'static str {
+    if spec::is_static(pod) { "true" } else { "" }
+}

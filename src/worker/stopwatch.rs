@@ -1,0 +1,310 @@
+//! Takes the times of one pod: how long its worker is busy, and how soon it came up. Also stands
+//! for the worker among those that are counted.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::jiff::Timestamp;
+use longshore_pod::observed::{ObservedPod, State};
+use longshore_pod::spec;
+
+use super::metrics::{Metrics, is_static};
+use super::{Order, Phase};
+
+/// The clock of one worker.
+#[derive(Debug)]
+pub(super) struct Stopwatch {
+    metrics: Metrics,
+    /// When the pod was seen.
+    born: Instant,
+    /// Whether it comes up under this daemon, and has yet to run.
+    coming: bool,
+    /// Whether all its containers have yet to run.
+    incomplete: bool,
+    /// Whether there was work on the pod before.
+    worked: bool,
+    /// Whether only the runtime knows of the pod.
+    orphan: bool,
+    /// Since when the worker is busy, and why.
+    busy: Option<(Instant, &'static str)>,
+    /// How the worker is counted: its labels.
+    counted: Option<[&'static str; 3]>,
+}
+
+impl Stopwatch {
+    pub(super) fn new(metrics: Metrics) -> Self {
+        Self {
+            metrics,
+            born: Instant::now(),
+            coming: false,
+            incomplete: false,
+            worked: false,
+            orphan: false,
+            busy: None,
+            counted: None,
+        }
+    }
+
+    /// The worker begins. `is_new`: nothing of the pod was there before.
+    pub(super) fn begin(&mut self, pod: &Pod, is_new: bool) {
+        self.metrics.queued.took(self.born.elapsed());
+        if is_new {
+            self.metrics.came(pod);
+        }
+        (self.coming, self.incomplete, self.worked) = (is_new, is_new, !is_new);
+    }
+
+    /// The worker begins a turn, after an order if `ordered`.
+    pub(super) fn turn(&mut self, order: &Order, phase: Phase, ordered: bool) {
+        let lifecycle = match phase {
+            Phase::Syncing => "sync",
+            Phase::Terminating { .. } => "terminating",
+            Phase::Terminated => "terminated",
+        };
+        self.count(Some(match (self.orphan, order.gone) {
+            (true, _) => [lifecycle, "runtime_only", "unknown"],
+            (false, true) => [lifecycle, "orphan", is_static(&order.pod)],
+            (false, false) => [lifecycle, "desired", is_static(&order.pod)],
+        }));
+        let why = match phase {
+            Phase::Terminated => "terminated",
+            Phase::Terminating { .. } => "kill",
+            Phase::Syncing if !self.worked => "create",
+            Phase::Syncing if ordered => "update",
+            Phase::Syncing => "sync",
+        };
+        let ends = phase != Phase::Syncing;
+        if ends && self.busy.is_some_and(|(_, before)| before != why) {
+            self.rest();
+        }
+        self.busy.get_or_insert((Instant::now(), why));
+    }
+
+    /// The worker has nothing under way.
+    pub(super) fn rest(&mut self) {
+        if let Some((since, why)) = self.busy.take() {
+            self.worked = true;
+            self.metrics.work.with([why]).took(since.elapsed());
+        }
+    }
+
+    /// A status of the pod is told, for which images were pulled for so long.
+    pub(super) fn told(
+        &mut self,
+        pod: &Pod,
+        status: &PodStatus,
+        observed: &ObservedPod,
+        pulled: impl FnOnce() -> Duration,
+    ) {
+        let runs = status.phase.as_deref() == Some("Running");
+        if self.coming && runs {
+            self.metrics.seen_to_running.took(self.born.elapsed());
+        }
+        // One that has come to its end without has never run.
+        self.coming &= matches!(status.phase.as_deref(), None | Some("Pending"));
+        let all_run =
+            status.container_statuses.iter().flatten().all(|container| {
+                container.state.as_ref().is_some_and(|state| state.running.is_some())
+            });
+        if self.incomplete && runs && all_run {
+            self.incomplete = false;
+            self.complete(pod, observed, pulled());
+        }
+    }
+
+    /// All containers run.
+    fn complete(&self, pod: &Pod, observed: &ObservedPod, pulled: Duration) {
+        // A static pod was not created anywhere.
+        let Some(created) = &pod.metadata.creation_timestamp else { return };
+        let total = seconds(created.0, Timestamp::now());
+        self.metrics.created_to_running.observe(total);
+        if has_storage(pod) {
+            return;
+        }
+        let own = (total - pulled.as_secs_f64() - time_of_init(pod, observed)).max(0.0);
+        self.metrics.objective.observe(own);
+        let first = &self.metrics.first_network;
+        if !spec::host_network(pod) && first.get() == 0.0 {
+            first.set(own);
+        }
+    }
+
+    /// Only the runtime knows of the pod.
+    pub(super) fn is_orphan(&mut self) {
+        self.orphan = true;
+        self.metrics.found_orphan();
+    }
+
+    fn count(&mut self, labels: Option<[&'static str; 3]>) {
+        if self.counted == labels {
+            return;
+        }
+        for (labels, change) in [(self.counted, -1.0), (labels, 1.0)] {
+            if let Some(labels) = labels {
+                self.metrics.workers.with(labels).add(change);
+            }
+        }
+        self.counted = labels;
+    }
+}
+
+impl Drop for Stopwatch {
+    fn drop(&mut self) {
+        self.rest();
+        self.count(None);
+    }
+}
+
+fn seconds(from: Timestamp, to: Timestamp) -> f64 {
+    to.duration_since(from).as_secs_f64().max(0.0)
+}
+
+/// Whether the pod has volumes that hold more than the cluster and the pod itself put in.
+fn has_storage(pod: &Pod) -> bool {
+    pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()).any(|volume| {
+        volume.secret.is_none()
+            && volume.config_map.is_none()
+            && volume.downward_api.is_none()
+            && volume.empty_dir.is_none()
+            && volume.projected.is_none()
+    })
+}
+
+/// How long the pod's init containers ran, in seconds.
+fn time_of_init(pod: &Pod, observed: &ObservedPod) -> f64 {
+    let init = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+    let is_init = |name: &str| {
+        init.clone().any(|own| own.name == name && own.restart_policy.as_deref() != Some("Always"))
+    };
+    let runs = observed.containers.iter().filter(|run| is_init(&run.name));
+    runs.map(|run| match &run.state {
+        State::Exited { started_at: Some(start), finished_at, .. } => seconds(*start, *finished_at),
+        _ => 0.0,
+    })
+    .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::Arc;
+
+    use longshore_metrics::Registry;
+    use longshore_metrics::parse::{Page, parse};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::worker::Why;
+
+    fn pod(spec: Value) -> Pod {
+        let created = Timestamp::now() - k8s_openapi::jiff::SignedDuration::from_secs(60);
+        serde_json::from_value(json!({
+            "metadata": {"name": "p", "uid": "u", "creationTimestamp": created.to_string()},
+            "spec": spec,
+        }))
+        .unwrap()
+    }
+
+    fn status(phase: &str, running: &[bool]) -> PodStatus {
+        let states = running.iter().map(|runs| match runs {
+            true => json!({"running": {}}),
+            false => json!({"waiting": {}}),
+        });
+        let containers: Vec<Value> = states
+            .map(|state| {
+                json!({"name": "c", "state": state, "ready": false, "restartCount": 0,
+                       "image": "", "imageID": ""})
+            })
+            .collect();
+        serde_json::from_value(json!({"phase": phase, "containerStatuses": containers})).unwrap()
+    }
+
+    fn read(registry: &Registry) -> Page {
+        parse(&registry.text()).unwrap()
+    }
+
+    #[test]
+    fn a_start_is_timed_once() {
+        for (volumes, static_pod, objective, total) in [
+            (json!([{"name": "v", "emptyDir": {}}]), false, 1.0, 1.0),
+            (json!([{"name": "v", "hostPath": {"path": "/"}}]), false, 0.0, 1.0),
+            (json!([]), true, 0.0, 0.0),
+        ] {
+            let registry = Registry::default();
+            let mut stopwatch = Metrics::new(&registry).stopwatch();
+            let mut pod = pod(json!({"containers": [{"name": "c"}], "volumes": volumes}));
+            if static_pod {
+                pod.metadata.creation_timestamp = None;
+            }
+            stopwatch.begin(&pod, true);
+            let steps = [
+                status("Pending", &[false, false]),
+                status("Running", &[true, false]),
+                status("Running", &[true, true]),
+                status("Running", &[true, false]),
+                status("Running", &[true, true]),
+            ];
+            for status in steps {
+                let pulled = || Duration::from_secs(20);
+                stopwatch.told(&pod, &status, &ObservedPod::default(), pulled);
+            }
+            let page = read(&registry);
+            let of = |name: &str| page.sum(&format!("kubelet_pod_start_{name}"), &[]);
+            assert_eq!(of("duration_seconds_count"), Some(1.0), "{volumes}");
+            assert_eq!(of("total_duration_seconds_count"), Some(total), "{volumes}");
+            assert_eq!(of("sli_duration_seconds_count"), Some(objective), "{volumes}");
+            if objective > 0.0 {
+                let took = of("sli_duration_seconds_sum").unwrap();
+                assert!((39.0..45.0).contains(&took), "{took}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_pod_that_ran_before_is_not_timed() {
+        let registry = Registry::default();
+        let mut stopwatch = Metrics::new(&registry).stopwatch();
+        let pod = pod(json!({"containers": [{"name": "c"}]}));
+        stopwatch.begin(&pod, false);
+        let pulled = || Duration::ZERO;
+        stopwatch.told(&pod, &status("Running", &[true]), &ObservedPod::default(), pulled);
+        let page = read(&registry);
+        assert_eq!(page.sum("kubelet_pod_start_duration_seconds_count", &[]), Some(0.0));
+        assert_eq!(page.sum("kubelet_pod_start_total_duration_seconds_count", &[]), Some(0.0));
+    }
+
+    #[test]
+    fn work_is_counted_by_its_reason_and_workers_by_their_phase() {
+        let registry = Registry::default();
+        let mut stopwatch = Metrics::new(&registry).stopwatch();
+        let pod = Arc::new(pod(json!({"containers": []})));
+        let mut order = Order { pod, gone: false, end: None };
+        let workers = |page: &Page, lifecycle, config| {
+            let labels = [("lifecycle", lifecycle), ("config", config), ("static", "")];
+            page.sum("kubelet_working_pods", &labels)
+        };
+        stopwatch.begin(&order.pod, true);
+        for ordered in [true, false] {
+            stopwatch.turn(&order, Phase::Syncing, ordered);
+        }
+        stopwatch.rest();
+        stopwatch.turn(&order, Phase::Syncing, false);
+        stopwatch.rest();
+        stopwatch.turn(&order, Phase::Syncing, true);
+        assert_eq!(workers(&read(&registry), "sync", "desired"), Some(1.0));
+        order.gone = true;
+        let ends = Phase::Terminating { grace: Duration::ZERO, why: Why::Gone };
+        stopwatch.turn(&order, ends, true);
+        assert_eq!(workers(&read(&registry), "sync", "desired"), Some(0.0));
+        assert_eq!(workers(&read(&registry), "terminating", "orphan"), Some(1.0));
+        stopwatch.turn(&order, Phase::Terminated, false);
+        drop(stopwatch);
+        let page = read(&registry);
+        assert_eq!(page.sum("kubelet_working_pods", &[]), Some(0.0));
+        for why in ["create", "sync", "update", "kill", "terminated"] {
+            let name = "kubelet_pod_worker_duration_seconds_count";
+            assert_eq!(page.sum(name, &[("operation_type", why)]), Some(1.0), "{why}");
+        }
+    }
+}

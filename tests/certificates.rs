@@ -1,0 +1,162 @@
+//! How a node comes to its credentials and keeps its way to the apiserver, with real parts.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use common::{Cluster, FOREVER, PATIENCE, client, container, manifest, script};
+use kube::config::{Kubeconfig, NamedExtension};
+use longshore_testkit::{Apiserver, Daemon, Host, Node, NodeOptions, wait_until};
+use rcgen::{
+    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair,
+};
+use serde_json::{Value, json};
+
+/// An etcd on the host that is ready.
+async fn etcd(host: &Host) -> (Daemon, String) {
+    let url = "http://127.0.0.1:2379".to_owned();
+    let mut command = host.command("etcd");
+    command.args(["--data-dir", host.dir().join("etcd").to_str().unwrap()]);
+    command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
+    command.args(["--listen-peer-urls", "http://127.0.0.1:2380", "--unsafe-no-fsync"]);
+    let etcd = host.spawn("etcd", command).unwrap();
+    wait_until(PATIENCE, "etcd is ready", async || match etcd.log() {
+        log if log.contains("ready to serve client requests") => Ok(()),
+        log => Err(log),
+    })
+    .await
+    .unwrap();
+    (etcd, url)
+}
+
+fn options(config: Value, args: &[String]) -> NodeOptions {
+    NodeOptions {
+        config: config.as_object().cloned().unwrap(),
+        args: args.to_vec(),
+        env: vec![("RUST_LOG".to_owned(), "info,longshore=debug".to_owned())],
+    }
+}
+
+/// A copy of a kubeconfig, edited.
+fn edited(from: &Path, to: PathBuf, edit: impl FnOnce(&mut Kubeconfig)) -> PathBuf {
+    let mut kubeconfig = Kubeconfig::read_from(from).unwrap();
+    edit(&mut kubeconfig);
+    // JSON is YAML
+    fs::write(&to, serde_json::to_string(&kubeconfig).unwrap()).unwrap();
+    to
+}
+
+#[tokio::test]
+async fn when_an_apiserver_dies_the_node_goes_on_with_the_other() {
+    let host = Host::start().unwrap();
+    let (etcd, url) = etcd(&host).await;
+    let mut first = Apiserver::start_on_etcd(&host, &url, 6443).unwrap();
+    let second = Apiserver::start_on_etcd(&host, &url, 6444).unwrap();
+    let both = host.dir().join("both.conf");
+    let kubeconfig = edited(&first.node_kubeconfig(), both, |kubeconfig| {
+        let cluster = kubeconfig.clusters[0].cluster.as_mut().unwrap();
+        cluster.extensions = Some(vec![NamedExtension {
+            name: "longshore/servers".to_owned(),
+            extension: json!([second.url()]),
+        }]);
+    });
+    let admin = edited(&first.admin_kubeconfig(), host.dir().join("second.conf"), |kubeconfig| {
+        kubeconfig.clusters[0].cluster.as_mut().unwrap().server = Some(second.url());
+    });
+    let node =
+        Node::start(&host, &kubeconfig, &first.client_ca(), options(json!({}), &[])).unwrap();
+    let client = client(admin).await;
+    first.daemon().check_running().unwrap();
+    let mut cluster = Cluster { node, apiserver: second, client, host };
+    cluster.create("before", script(FOREVER)).await;
+    cluster.until_ready("before").await;
+
+    first.daemon().kill().unwrap();
+    // the watch of pods moved over: nothing that was said meanwhile is lost
+    cluster.create("after", script(FOREVER)).await;
+    cluster.until_ready("after").await;
+    cluster.delete("before").await;
+    cluster.until_gone("before").await;
+    cluster.node_ready().await.unwrap();
+    assert!(cluster.node.daemon().log().contains("apiserver given up for now"));
+
+    first.restart(&cluster.host).unwrap();
+    wait_until(PATIENCE, "the first apiserver is used again", async || {
+        match cluster.node.daemon().log() {
+            log if log.contains("apiserver is back") => Ok(()),
+            log => Err(log.lines().last().unwrap_or_default().to_owned()),
+        }
+    })
+    .await
+    .unwrap();
+    cluster.delete("after").await;
+    cluster.until_gone("after").await;
+    drop(cluster.node);
+    drop((cluster.apiserver, first, etcd));
+    cluster.host.assert_clean();
+}
+
+/// The node's certificate by the cluster's CA, over for an hour.
+fn ended(apiserver: &Apiserver, host: &Host) -> (String, String) {
+    let ca = apiserver.client_ca();
+    let ca_key = KeyPair::from_pem(&fs::read_to_string(ca.with_extension("key")).unwrap()).unwrap();
+    let issuer = Issuer::from_ca_cert_pem(&fs::read_to_string(&ca).unwrap(), ca_key).unwrap();
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
+    params.distinguished_name.push(DnType::CommonName, format!("system:node:{}", host.name()));
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    let hours = |hours: u64| SystemTime::now() - Duration::from_secs(3600 * hours);
+    (params.not_before, params.not_after) = (hours(2).into(), hours(1).into());
+    let key = KeyPair::generate().unwrap();
+    (params.signed_by(&key, &issuer).unwrap().pem(), key.serialize_pem())
+}
+
+#[tokio::test]
+async fn a_node_whose_certificate_ended_says_so_runs_its_manifests_and_takes_up_a_new_one() {
+    let host = Host::start().unwrap();
+    let apiserver = Apiserver::start(&host).unwrap();
+    let (certificate, key) = ended(&apiserver, &host);
+    let pair = host.dir().join("ended.pem");
+    fs::write(&pair, format!("{certificate}{key}")).unwrap();
+    let file = host.dir().join("kubelet.conf");
+    let kubeconfig = edited(&apiserver.node_kubeconfig(), file, |kubeconfig| {
+        let user = kubeconfig.auth_infos[0].auth_info.as_mut().unwrap();
+        (user.client_certificate_data, user.client_key_data) = (None, None);
+        let pair = Some(pair.display().to_string());
+        (user.client_certificate, user.client_key) = (pair.clone(), pair);
+    });
+    let manifests = Node::manifests_on(&host);
+    fs::create_dir_all(&manifests).unwrap();
+    let web = manifest("web", "Always", json!([container("c", FOREVER)]));
+    fs::write(manifests.join("web.yaml"), web).unwrap();
+    let node =
+        Node::start(&host, &kubeconfig, &apiserver.client_ca(), options(json!({}), &[])).unwrap();
+    let client = client(apiserver.admin_kubeconfig()).await;
+    let mut cluster = Cluster { node, apiserver, client, host };
+    wait_until(PATIENCE, "the static pod runs", async || {
+        match cluster.host.ctr(["tasks", "ls"]).unwrap() {
+            tasks if tasks.matches("RUNNING").count() >= 2 => Ok(()),
+            tasks => Err(tasks),
+        }
+    })
+    .await
+    .unwrap();
+    let log = cluster.node.daemon().log();
+    for said in
+        ["ended.pem ended at 20", "no --bootstrap-kubeconfig is given", "kubeadm token create"]
+    {
+        assert!(log.contains(said), "{said} is not in\n{log}");
+    }
+    assert!(cluster.node_ready().await.is_err());
+
+    // a person mends it; nothing is restarted
+    fs::copy(cluster.apiserver.node_kubeconfig(), &kubeconfig).unwrap();
+    wait_until(PATIENCE, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
+    drop(cluster.node);
+    drop(cluster.apiserver);
+    cluster.host.assert_clean();
+}

@@ -1,0 +1,265 @@
+//! The node's own metrics, as Prometheus reads them: pods come, fail, are probed and go, and the
+//! pages tell it in the strict text format; and everything that the dashboards and alerts of the
+//! kubernetes-mixin ask of a kubelet is there.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use common::{Cluster, FOREVER, PATIENCE, run_of, script};
+use longshore_metrics::parse::{Page, parse};
+use longshore_testkit::wait_until;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// Head and body of an answer of the read-only port.
+async fn get(cluster: &Cluster, path: &str) -> (String, String) {
+    let mut connection = TcpStream::connect((cluster.host.node_ip(), 10255)).await.unwrap();
+    let request = format!("GET {path} HTTP/1.0\r\nHost: node\r\n\r\n");
+    connection.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer}"));
+    (head.to_lowercase(), body.to_owned())
+}
+
+async fn scrape(cluster: &Cluster, path: &str) -> Page {
+    let (head, body) = get(cluster, path).await;
+    assert!(head.starts_with("http/1.0 200"), "{path}: {head}");
+    assert!(head.contains("content-type: text/plain; version=0.0.4"), "{path}: {head}");
+    parse(&body).unwrap_or_else(|error| panic!("{path}: {error}\n{body}"))
+}
+
+/// Until the page at `path` says so.
+async fn until_told(
+    cluster: &Cluster,
+    path: &str,
+    what: &str,
+    told: impl Fn(&Page) -> Result<(), String>,
+) -> Page {
+    wait_until(PATIENCE, what, async || {
+        let page = scrape(cluster, path).await;
+        told(&page).map(|()| page)
+    })
+    .await
+    .unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[track_caller]
+fn at_least(page: &Page, name: &str, labels: &[(&str, &str)], least: f64) {
+    let found = page.sum(name, labels);
+    assert!(found.is_some_and(|found| found >= least), "{name} {labels:?}: {found:?}");
+}
+
+/// A pod that is ready, with a probe and two volumes.
+fn web() -> Value {
+    let mut spec = script(FOREVER);
+    spec["volumes"] = json!([{"name": "own", "emptyDir": {}}, {"name": "info", "downwardAPI": {}}]);
+    let probe = json!({"exec": {"command": ["true"]}, "periodSeconds": 1});
+    spec["containers"][0]["readinessProbe"] = probe;
+    spec["containers"][0]["livenessProbe"] =
+        json!({"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1000});
+    spec
+}
+
+/// A pod whose image cannot be pulled, with a volume that cannot be mounted.
+fn broken(image: bool) -> Value {
+    let mut spec = script(FOREVER);
+    match image {
+        true => {
+            spec["containers"][0]["image"] = json!("127.0.0.1:1/none:1");
+            spec["containers"][0]["imagePullPolicy"] = json!("Always");
+        }
+        false => {
+            let file = json!({"path": "/nonexistent/file", "type": "File"});
+            spec["volumes"] = json!([{"name": "none", "hostPath": file}]);
+        }
+    }
+    spec
+}
+
+async fn start() -> Cluster {
+    Cluster::start_with(json!({"readOnlyPort": 10255})).await
+}
+
+#[tokio::test]
+async fn what_happens_is_told_and_what_is_gone_is_not() {
+    let cluster = start().await;
+    cluster.create("web", web()).await;
+    cluster.create("unpulled", broken(true)).await;
+    cluster.create("unmounted", broken(false)).await;
+    cluster.create("restarts", script("exit 3")).await;
+    cluster.until_ready("web").await;
+    cluster
+        .until("restarts", "a restart", |pod| match run_of(pod).0 {
+            0 => Err("not yet".to_owned()),
+            _ => Ok(()),
+        })
+        .await;
+    cluster.until_event("FailedMount", "").await;
+    cluster.until_event("Failed", "").await;
+
+    let page = until_told(&cluster, "/metrics", "pods", |page| {
+        let runs = page.sum("kubelet_running_containers", &[("container_state", "running")]);
+        let failed = page.sum("storage_operation_errors_total", &[]);
+        let pulls = [("operation_type", "pull_image")];
+        let unpulled = page.sum("kubelet_runtime_operations_errors_total", &pulls);
+        match (runs, failed, unpulled) {
+            (Some(runs), Some(_), Some(_)) if runs >= 1.0 => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    let node = cluster.host.name();
+    assert_eq!(page.sum("kubelet_node_name", &[("node", &node)]), Some(1.0));
+    assert_eq!(page.sum("kubelet_desired_pods", &[("static", "")]), Some(4.0));
+    assert_eq!(page.sum("kubelet_desired_pods", &[("static", "true")]), Some(0.0));
+    assert_eq!(page.sum("kubelet_working_pods", &[]), Some(4.0));
+    at_least(&page, "kubelet_running_pods", &[], 2.0);
+    for operation in ["version", "run_podsandbox", "create_container", "start_container"] {
+        let labels = [("operation_type", operation)];
+        at_least(&page, "kubelet_runtime_operations_total", &labels, 1.0);
+        at_least(&page, "kubelet_runtime_operations_duration_seconds_count", &labels, 1.0);
+    }
+    at_least(&page, "kubelet_started_pods_total", &[], 2.0);
+    let regular = [("container_type", "container")];
+    at_least(&page, "kubelet_started_containers_total", &regular, 3.0);
+    let unpulled = [("container_type", "container"), ("code", "ErrImagePull")];
+    at_least(&page, "kubelet_started_containers_errors_total", &unpulled, 1.0);
+    at_least(&page, "kubelet_pod_start_duration_seconds_count", &[], 1.0);
+    at_least(&page, "kubelet_pod_start_sli_duration_seconds_count", &[], 1.0);
+    let slow = page.sum("kubelet_pod_start_sli_duration_seconds_sum", &[]).unwrap();
+    assert!(slow < 300.0, "{slow}");
+    for why in ["create", "sync"] {
+        let labels = [("operation_type", why)];
+        at_least(&page, "kubelet_pod_worker_duration_seconds_count", &labels, 1.0);
+    }
+    at_least(&page, "kubelet_pleg_relist_duration_seconds_count", &[], 2.0);
+    at_least(&page, "kubelet_pleg_last_seen_seconds", &[], 1.7e9);
+    let create = [("operation_type", "create")];
+    at_least(&page, "kubelet_cgroup_manager_duration_seconds_count", &create, 2.0);
+    at_least(&page, "kubelet_cgroup_version", &[], 1.0);
+    for state in ["desired_state_of_world", "actual_state_of_world"] {
+        let labels = [("plugin_name", "kubernetes.io/empty-dir"), ("state", state)];
+        assert_eq!(page.sum("volume_manager_total_volumes", &labels), Some(1.0), "{state}");
+    }
+    let unmounted =
+        [("volume_plugin", "kubernetes.io/host-path"), ("operation_name", "volume_mount")];
+    at_least(&page, "storage_operation_errors_total", &unmounted, 1.0);
+    at_least(&page, "rest_client_requests_total", &[("code", "200"), ("method", "GET")], 1.0);
+    at_least(&page, "kubelet_http_requests_total", &[("path", "metrics")], 1.0);
+
+    // probes, by their pod
+    let of = |result| {
+        [("probe_type", "Readiness"), ("result", result), ("pod", "web"), ("namespace", "default")]
+    };
+    let probes = scrape(&cluster, "/metrics/probes").await;
+    at_least(&probes, "prober_probe_total", &of("successful"), 1.0);
+    assert_eq!(probes.sum("prober_probe_total", &of("failed")), None);
+    let liveness = [("probe_type", "Liveness"), ("container", "c"), ("result", "failed")];
+    at_least(&probes, "prober_probe_total", &liveness, 1.0);
+    at_least(&probes, "prober_probe_duration_seconds_count", &[("pod", "web")], 1.0);
+
+    // health checks
+    assert_eq!(get(&cluster, "/healthz").await.1, "ok");
+    let slis = scrape(&cluster, "/metrics/slis").await;
+    for check in ["ping", "syncloop"] {
+        let labels = [("name", check), ("type", "healthz")];
+        assert_eq!(slis.sum("kubernetes_healthcheck", &labels), Some(1.0), "{check}");
+    }
+
+    // what is asked for makes no series
+    let before = scrape(&cluster, "/metrics").await.families["kubelet_http_requests_total"].clone();
+    for n in 0..200 {
+        get(&cluster, &format!("/x{n}/y?z={n}")).await;
+    }
+    let after = scrape(&cluster, "/metrics").await.families["kubelet_http_requests_total"].clone();
+    assert!(after.samples.len() <= before.samples.len() + 1, "{after:?}");
+
+    for pod in ["web", "unpulled", "unmounted", "restarts"] {
+        cluster.delete(pod).await;
+    }
+    for pod in ["web", "unpulled", "unmounted", "restarts"] {
+        cluster.until_gone(pod).await;
+    }
+    until_told(&cluster, "/metrics", "no pods", |page| {
+        let names = [
+            "kubelet_running_pods",
+            "kubelet_desired_pods",
+            "kubelet_working_pods",
+            "volume_manager_total_volumes",
+        ];
+        let left = names.map(|name| page.sum(name, &[]).unwrap_or(0.0));
+        if left == [0.0; 4] { Ok(()) } else { Err(format!("{left:?}")) }
+    })
+    .await;
+    assert_eq!(scrape(&cluster, "/metrics/probes").await.series(), 0);
+}
+
+/// What the panels and alerts of the kubernetes-mixin ask of the job `kubelet`, with the labels that
+/// they group or choose by. `kubelet_evictions` and `kubelet_volume_stats_*` come with an eviction
+/// and with claims, as upstream's do.
+const MIXIN: &[(&str, &[&str])] = &[
+    ("kubelet_node_name", &["node"]),
+    ("kubelet_running_pods", &[]),
+    ("kubelet_running_containers", &["container_state"]),
+    ("volume_manager_total_volumes", &["state", "plugin_name"]),
+    ("kubelet_node_config_error", &[]),
+    ("kubelet_runtime_operations_total", &["operation_type"]),
+    ("kubelet_runtime_operations_errors_total", &["operation_type"]),
+    ("kubelet_runtime_operations_duration_seconds_bucket", &["operation_type", "le"]),
+    ("kubelet_pod_start_duration_seconds_bucket", &["le"]),
+    ("kubelet_pod_start_duration_seconds_count", &[]),
+    ("kubelet_pod_worker_duration_seconds_bucket", &["operation_type", "le"]),
+    ("kubelet_pod_worker_duration_seconds_count", &["operation_type"]),
+    ("storage_operation_duration_seconds_bucket", &["operation_name", "volume_plugin", "le"]),
+    ("storage_operation_duration_seconds_count", &["operation_name", "volume_plugin"]),
+    ("storage_operation_errors_total", &["operation_name", "volume_plugin"]),
+    ("kubelet_cgroup_manager_duration_seconds_bucket", &["operation_type", "le"]),
+    ("kubelet_cgroup_manager_duration_seconds_count", &["operation_type"]),
+    ("kubelet_pleg_relist_duration_seconds_bucket", &["le"]),
+    ("kubelet_pleg_relist_duration_seconds_count", &[]),
+    ("kubelet_pleg_relist_interval_seconds_bucket", &["le"]),
+    ("kubelet_certificate_manager_client_ttl_seconds", &[]),
+    ("kubelet_certificate_manager_server_ttl_seconds", &[]),
+    ("kubelet_certificate_manager_client_expiration_renew_errors", &[]),
+    ("kubelet_server_expiration_renew_errors", &[]),
+    ("rest_client_requests_total", &["code", "method", "host"]),
+    ("rest_client_request_duration_seconds_bucket", &["verb", "host", "le"]),
+    ("process_resident_memory_bytes", &[]),
+    ("process_cpu_seconds_total", &[]),
+    ("go_goroutines", &[]),
+    ("kubernetes_build_info", &["git_version"]),
+];
+
+/// Kinds that rates and quantiles are taken of.
+const COUNTERS: [&str; 5] = [
+    "kubelet_runtime_operations_total",
+    "storage_operation_errors_total",
+    "kubelet_certificate_manager_client_expiration_renew_errors",
+    "rest_client_requests_total",
+    "process_cpu_seconds_total",
+];
+
+#[tokio::test]
+async fn dashboards_find_what_they_ask_for() {
+    let cluster = start().await;
+    cluster.create("web", web()).await;
+    cluster.create("unpulled", broken(true)).await;
+    cluster.create("unmounted", broken(false)).await;
+    cluster.until_ready("web").await;
+    let page = until_told(&cluster, "/metrics", "all names", |page| {
+        let lacks = |(name, labels): &&(&str, &[&str])| {
+            let mut samples = page.samples(name, &[]);
+            !samples.any(|sample| labels.iter().all(|label| sample.labels.contains_key(*label)))
+        };
+        match MIXIN.iter().find(lacks) {
+            None => Ok(()),
+            Some(lacking) => Err(format!("{lacking:?} is not there")),
+        }
+    })
+    .await;
+    for name in COUNTERS {
+        assert_eq!(page.families[name].kind, "counter", "{name}");
+    }
+}
