@@ -8,8 +8,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use common::{Cluster, FOREVER, PATIENCE, client, container, manifest, script};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use kube::Client;
+use kube::api::{Api, ListParams, LogParams};
 use kube::config::{Kubeconfig, NamedExtension};
-use longshore_testkit::{Apiserver, Daemon, Host, Node, NodeOptions, wait_until};
+use longshore_testkit::{Apiserver, Daemon, Host, Node, NodeOptions, program, wait_until};
 use rcgen::{
     CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair,
 };
@@ -113,6 +116,91 @@ fn ended(apiserver: &Apiserver, host: &Host) -> (String, String) {
     (params.not_before, params.not_after) = (hours(2).into(), hours(1).into());
     let key = KeyPair::generate().unwrap();
     (params.signed_by(&key, &issuer).unwrap().pem(), key.serialize_pem())
+}
+
+/// A kubeconfig with an identity that may ask for a node's first certificate.
+fn bootstrap_kubeconfig(apiserver: &Apiserver, host: &Host) -> PathBuf {
+    let file = host.dir().join("bootstrap.conf");
+    let mut command = std::process::Command::new(program("longshore-apiserver").unwrap());
+    command.args(["kubeconfig", "--user=system:bootstrap:abcdef", "--group=system:bootstrappers"]);
+    command.arg("--server").arg(apiserver.url()).arg("--output").arg(&file);
+    command.arg("--cert-dir").arg(apiserver.client_ca().parent().unwrap());
+    assert!(command.status().unwrap().success());
+    file
+}
+
+/// The requests of the nodes for that signer.
+async fn requests(client: &Client, signer: &str) -> Vec<CertificateSigningRequest> {
+    let api: Api<CertificateSigningRequest> = Api::all(client.clone());
+    let mut all = api.list(&ListParams::default()).await.unwrap().items;
+    all.retain(|csr| csr.spec.signer_name == format!("kubernetes.io/{signer}"));
+    all
+}
+
+const CLIENT: &str = "kube-apiserver-client-kubelet";
+const SERVING: &str = "kubelet-serving";
+
+#[tokio::test]
+async fn a_node_joins_with_a_bootstrap_credential_and_comes_back_after_a_long_time_off() {
+    let host = Host::start().unwrap();
+    let apiserver = Apiserver::start(&host).unwrap();
+    let bootstrap = bootstrap_kubeconfig(&apiserver, &host);
+    let (kubeconfig, pki) = (host.dir().join("kubelet.conf"), host.dir().join("node-pki"));
+    let flags = [
+        format!("--bootstrap-kubeconfig={}", bootstrap.display()),
+        format!("--cert-dir={}", pki.display()),
+    ];
+    let config = json!({"rotateCertificates": true, "serverTLSBootstrap": true});
+    let node = Node::start(&host, &kubeconfig, &apiserver.client_ca(), options(config, &flags));
+    let client = client(apiserver.admin_kubeconfig()).await;
+    let mut cluster = Cluster { node: node.unwrap(), apiserver, client, host };
+    let ready = async |cluster: &Cluster| {
+        wait_until(PATIENCE, "the node is Ready", async || cluster.node_ready().await)
+            .await
+            .unwrap();
+    };
+    ready(&cluster).await;
+    let current = pki.join("kubelet-client-current.pem");
+    assert!(fs::read_to_string(&kubeconfig).unwrap().contains(current.to_str().unwrap()));
+    assert_eq!(requests(&cluster.client, CLIENT).await.len(), 1);
+
+    // the server has none before somebody has approved it
+    cluster.create("said", script(&format!("echo hello; {FOREVER}"))).await;
+    cluster.until_ready("said").await;
+    let log = async |cluster: &Cluster| cluster.pods().logs("said", &LogParams::default()).await;
+    assert!(log(&cluster).await.is_err());
+    let asked = requests(&cluster.client, SERVING).await;
+    assert_eq!(asked.len(), 1);
+    let name = asked[0].metadata.name.as_deref().unwrap();
+    cluster.apiserver.kubectl().run(["certificate", "approve", name]).unwrap();
+    wait_until(PATIENCE, "the server shows its certificate", async || log(&cluster).await)
+        .await
+        .unwrap();
+    assert!(pki.join("kubelet-server-current.pem").exists());
+
+    // killed and started, it is who it was
+    cluster.node.restart(&cluster.host).unwrap();
+    cluster.create("second", script(FOREVER)).await;
+    cluster.until_ready("second").await;
+    assert_eq!(requests(&cluster.client, CLIENT).await.len(), 1);
+
+    // off until its certificate has ended
+    cluster.node.daemon().kill().unwrap();
+    let (certificate, key) = ended(&cluster.apiserver, &cluster.host);
+    let before = fs::canonicalize(&current).unwrap();
+    fs::write(&before, format!("{certificate}{key}")).unwrap();
+    cluster.node.restart(&cluster.host).unwrap();
+    cluster.create("third", script(FOREVER)).await;
+    cluster.until_ready("third").await;
+    assert_eq!(requests(&cluster.client, CLIENT).await.len(), 2);
+    assert_ne!(fs::canonicalize(&current).unwrap(), before);
+    for pod in ["said", "second", "third"] {
+        cluster.delete(pod).await;
+        cluster.until_gone(pod).await;
+    }
+    drop(cluster.node);
+    drop(cluster.apiserver);
+    cluster.host.assert_clean();
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -119,6 +119,48 @@ async fn an_edited_kubeconfig_is_taken_up() {
 }
 
 #[tokio::test]
+async fn every_kind_of_user_is_shown_to_the_server() {
+    let router = Router::new().route(
+        "/api/v1/nodes/n",
+        get(|headers: HeaderMap| async move {
+            let shown = headers["authorization"].to_str().unwrap().replace(' ', "-");
+            NODE.replace(r#""name":"n""#, &format!(r#""name":"{shown}""#))
+        }),
+    );
+    let server = serve(router).await;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("token"), "from-a-file\n").unwrap();
+    let answer = r#"{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"from-a-program"}}"#;
+    let program = format!("#!/bin/sh\necho '{answer}'\n");
+    let plugin = dir.path().join("plugin");
+    std::fs::write(&plugin, program).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&plugin, mode).unwrap();
+    for (user, shown) in [
+        ("token: plain", "Bearer-plain"),
+        ("tokenFile: token", "Bearer-from-a-file"),
+        (
+            "exec: {apiVersion: client.authentication.k8s.io/v1, command: ./plugin, interactiveMode: Never}",
+            "Bearer-from-a-program",
+        ),
+        ("username: u, password: p", "Basic-dTpw"),
+    ] {
+        let file = dir.path().join("kubeconfig");
+        let text = format!(
+            "current-context: c\nclusters: [{{name: c, cluster: {{server: '{server}'}}}}]\n\
+             users: [{{name: u, user: {{{user}}}}}]\n\
+             contexts: [{{name: other, context: {{cluster: none, user: none}}}}, \
+             {{name: c, context: {{cluster: c, user: u}}}}]\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        let client = connect(&Credentials::of(&file), LIMITS, metrics()).await.unwrap();
+        let nodes: Api<Node> = Api::all(client);
+        let node = nodes.get("n").await.unwrap();
+        assert_eq!(node.metadata.name.as_deref(), Some(shown), "{user}");
+    }
+}
+
+#[tokio::test]
 async fn a_kubeconfig_at_fault_is_named() {
     let error = connect(&Credentials::of(Path::new("/nonexistent/kubeconfig")), LIMITS, metrics())
         .await
@@ -199,7 +241,7 @@ async fn another_server_takes_over_and_the_first_is_gone_back_to() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, back).await.expect("the preferred server is used again");
+    tokio::time::timeout(PATIENCE, back).await.unwrap();
     assert!(futures::poll!(watch.next()).is_pending(), "a good watch stays where it is");
 }
 

@@ -2,8 +2,7 @@
 //! over a revisioned store. Data flows one way:
 //! `server` (TLS) → `routes` → `auth` → `authz` → `operations` (with `admission`) → `registry` → store.
 //!
-//! Current limitations: no server-side apply, no service-account tokens, no admission webhooks,
-//! and one apiserver per store.
+//! Current limitations: no server-side apply, no admission webhooks, and one apiserver per store.
 
 mod admission;
 pub mod args;
@@ -24,9 +23,11 @@ mod routes;
 pub mod schema;
 pub mod selector;
 mod server;
+mod serviceaccounts;
 pub mod status;
 pub mod table;
 mod tasks;
+mod tokens;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -37,14 +38,18 @@ use longshore_store::Store;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+pub use auth::AuthenticationConfig;
 pub use authz::Mode;
 pub use cidr::{Cidr, CidrError};
+pub use tokens::TokenConfig;
 
+use crate::auth::Authenticator;
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
 use crate::pki::{Identity, Kubeconfig, Pki};
 use crate::routes::Router;
 use crate::server::Tls;
+use crate::tokens::Tokens;
 
 /// Everything that an apiserver is started with.
 pub struct Config {
@@ -60,6 +65,8 @@ pub struct Config {
     pub service_range: Cidr,
     /// Whom to trust as clients; without it, the CA in `cert_dir`.
     pub client_ca: Option<PathBuf>,
+    /// What clients in the cluster verify this server with; without it, the CA in `cert_dir`.
+    pub root_ca: Option<PathBuf>,
     /// What to serve with; without it, a certificate in `cert_dir`.
     pub serving: Option<Identity>,
     /// What to show to nodes; without it, a certificate in `cert_dir`.
@@ -72,6 +79,8 @@ pub struct Config {
     pub compaction_interval: Duration,
     /// Nodes to write kubeconfigs for.
     pub node_names: Vec<String>,
+    /// How callers prove who they are, besides by certificates.
+    pub authentication: AuthenticationConfig,
     /// Who decides what a caller may do, in this order; nobody is nobody.
     pub authorization: Vec<Mode>,
     /// Whether nodes' serving certificates are approved when they name nothing but the node.
@@ -141,11 +150,22 @@ impl Server {
                 .write(&config.cert_dir.join(format!("kubelet-{node}.conf")))?;
         }
 
+        let tokens = Tokens::new(
+            &config.authentication.tokens,
+            pki.signing_key_file(),
+            &advertised.to_string(),
+        )?;
+        let root_ca = match &config.root_ca {
+            Some(path) => pki::read_authority(path)?,
+            None => pki.ca_pem().to_owned(),
+        };
         let api = Arc::new(Api::new(
             config.store,
             config.service_range,
             config.event_ttl,
             advertised,
+            tokens,
+            root_ca,
             config.authorization,
         )?);
         tasks::bootstrap::run(&api).await?;
@@ -155,7 +175,8 @@ impl Server {
         api.authorizer.load(&api.registry).await?;
         let stop = CancellationToken::new();
         let kubelet = KubeletClient::new(&kubelet_client, config.kubelet_ca.as_deref())?;
-        let router = Arc::new(Router::new(api.clone(), kubelet, stop.clone()));
+        let authenticator = Authenticator::new(&config.authentication, api.clone())?;
+        let router = Arc::new(Router::new(api.clone(), authenticator, kubelet, stop.clone()));
         Ok(Server {
             listener,
             address,
@@ -196,6 +217,8 @@ impl Server {
             authz::aggregate(&self.api, parts.clone()),
             certificates::run(&self.api, &self.pki, self.signing, parts.clone()),
             tasks::namespaces::run(&self.api, parts.clone()),
+            tasks::bootstrap::keep(&self.api, parts.clone()),
+            serviceaccounts::run(&self.api, parts.clone()),
             tasks::compaction::run(
                 &**self.api.registry.store(),
                 self.compaction_interval,

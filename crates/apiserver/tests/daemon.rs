@@ -46,7 +46,7 @@ async fn objects_and_certificates_outlive_the_process() {
 async fn sigterm_ends_watches_and_then_the_process() {
     let mut daemon = Daemon::start(&[]);
     let client = daemon.client().await;
-    let mut watch = client.watch(&format!("{MAPS}?watch=1")).await;
+    let mut watch = client.watch(&format!("{MAPS}?watch=1&labelSelector=none")).await;
     let began = std::time::Instant::now();
     let stopper = tokio::task::spawn_blocking(move || (daemon.terminate(), daemon));
     assert!(watch.next().await.is_none());
@@ -116,8 +116,52 @@ async fn it_runs_on_a_real_etcd() {
         client.watch(&format!("{MAPS}?watch=1&resourceVersion={}", revision(&created))).await;
     client.create(MAPS, config_map("b", json!({}))).await;
     assert_eq!(watch.line().await, "ADDED b");
+    // The third is the CA, which is in every namespace.
     let (code, list) = client.get(&format!("{MAPS}?limit=1")).await;
-    assert_eq!((code, list["metadata"]["remainingItemCount"].as_u64()), (200, Some(1)));
+    assert_eq!((code, list["metadata"]["remainingItemCount"].as_u64()), (200, Some(2)));
     drop(watch);
     assert_eq!(daemon.terminate(), Some(0), "{}", daemon.log());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_token_shows_up_in_the_log() {
+    let daemon = Daemon::start(&["-v=9"]);
+    let client = daemon.client().await;
+    let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"});
+    let answer = client.create(path, request).await;
+    let token = answer["status"]["token"].as_str().unwrap();
+    let (claims, signature) = token.rsplit_once('.').unwrap();
+    let forged = format!("{claims}.{}", signature.replace(|letter| letter != 'A', "B"));
+    let config = std::fs::read_to_string(daemon.kubeconfig()).unwrap();
+    let server = config.split("server: ").nth(1).unwrap().lines().next().unwrap();
+    let url = format!("{}/api/v1/nodes", server.trim().trim_matches('"'));
+    for (shown, code) in [
+        (token, "403"),
+        (&forged, "401"),
+        ("planted-in-vain", "401"),
+        ("abcdef.planted000000000", "401"),
+    ] {
+        for version in ["--http1.1", "--http2"] {
+            let header = format!("authorization: Bearer {shown}");
+            let output = Command::new("curl")
+                .args([
+                    "-sk",
+                    "-o",
+                    "/dev/null",
+                    "-w",
+                    "%{http_code}",
+                    version,
+                    "-H",
+                    &header,
+                    &url,
+                ])
+                .output();
+            assert_eq!(String::from_utf8_lossy(&output.unwrap().stdout), code, "{shown}");
+        }
+    }
+    let log = daemon.log();
+    assert!(log.contains("a caller is not who it wants to be"), "{log}");
+    assert!(!log.contains("planted"), "{log}");
+    assert!(!log.contains(signature) && !log.contains(claims), "{log}");
 }

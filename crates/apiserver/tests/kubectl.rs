@@ -157,6 +157,22 @@ fn create_and_auth_by_subcommands() {
     kubectl.ok("create secret generic s --from-literal=x=y");
     assert!(kubectl.ok("describe secret s").contains("x:  1 bytes"));
     kubectl.ok("create serviceaccount robot");
+    let token = kubectl.ok(
+        "create token robot --audience=https://kubernetes.default.svc.cluster.local --duration=10m",
+    );
+    let by_token = format!("auth whoami -o json --token={}", token.trim());
+    // Without its certificate: kubectl shows both where it has both.
+    let config = kubectl.ok("config view --raw -o json --minify");
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["users"] = json!([]);
+    config["contexts"][0]["context"]["user"] = "".into();
+    let path = kubectl.daemon.dir.path().join("bare.conf");
+    std::fs::write(&path, config.to_string()).unwrap();
+    let who = kubectl.ok(&format!("--kubeconfig={} {by_token}", path.display()));
+    assert!(who.contains("system:serviceaccount:default:robot"), "{who}");
+    assert!(who.contains("JTI="), "{who}");
+    let refused = kubectl.fails(&format!("--kubeconfig={} --token=x get pods", path.display()), "");
+    assert!(refused.contains("Unauthorized"), "{refused}");
     kubectl.ok("create service nodeport web --tcp=80:8080 --node-port=30080");
     let ports = kubectl.ok("get service web -o jsonpath={.spec.ports[0]}");
     let wanted = json!({"name": "80-8080", "nodePort": 30080, "port": 80, "protocol": "TCP", "targetPort": 8080});

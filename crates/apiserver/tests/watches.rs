@@ -8,8 +8,13 @@ use std::time::Duration;
 use common::*;
 use serde_json::{Value, json};
 
-const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const SECRETS: &str = "/api/v1/namespaces/default/secrets";
 const PODS: &str = "/api/v1/namespaces/default/pods";
+
+/// Secrets, since there are none but a test's own.
+fn secret(name: &str, data: Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data})
+}
 
 fn names(list: &Value) -> Vec<String> {
     let items = list["items"].as_array().unwrap().iter();
@@ -21,28 +26,29 @@ async fn chunks_of_a_list_are_of_one_moment() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     for i in 0..10 {
-        admin.create(MAPS, config_map(&format!("m{i}"), json!({}))).await;
+        admin.create(SECRETS, secret(&format!("m{i}"), json!({}))).await;
     }
-    let (_, first) = admin.get(&format!("{MAPS}?limit=4")).await;
+    let (_, first) = admin.get(&format!("{SECRETS}?limit=4")).await;
     assert_eq!(names(&first), ["m0", "m1", "m2", "m3"]);
     assert_eq!(first["metadata"]["remainingItemCount"], 6);
     // What happens meanwhile is not seen.
-    admin.create(MAPS, config_map("m4a", json!({}))).await;
-    admin.call("DELETE", &format!("{MAPS}/m5"), None).await;
+    admin.create(SECRETS, secret("m4a", json!({}))).await;
+    admin.call("DELETE", &format!("{SECRETS}/m5"), None).await;
     let token = first["metadata"]["continue"].as_str().unwrap();
-    let (_, second) = admin.get(&format!("{MAPS}?limit=4&continue={token}")).await;
+    let (_, second) = admin.get(&format!("{SECRETS}?limit=4&continue={token}")).await;
     assert_eq!(names(&second), ["m4", "m5", "m6", "m7"]);
     assert_eq!(revision(&second), revision(&first));
     let token = second["metadata"]["continue"].as_str().unwrap();
-    let (_, third) = admin.get(&format!("{MAPS}?limit=4&continue={token}")).await;
+    let (_, third) = admin.get(&format!("{SECRETS}?limit=4&continue={token}")).await;
     assert_eq!(names(&third), ["m8", "m9"]);
     assert_eq!(third["metadata"]["continue"], Value::Null);
 
-    let (_, now) = admin.get(MAPS).await;
+    let (_, now) = admin.get(SECRETS).await;
     assert_eq!(names(&now).len(), 10);
-    let exact = format!("{MAPS}?resourceVersion={}&resourceVersionMatch=Exact", revision(&first));
+    let exact =
+        format!("{SECRETS}?resourceVersion={}&resourceVersionMatch=Exact", revision(&first));
     assert!(names(&admin.get(&exact).await.1).contains(&"m5".to_owned()));
-    let future = format!("{MAPS}?resourceVersion=99999&resourceVersionMatch=NotOlderThan");
+    let future = format!("{SECRETS}?resourceVersion=99999&resourceVersionMatch=NotOlderThan");
     let (code, status) = cluster.admin_curl(&future, &[]);
     assert_eq!(
         (code, status["details"]["causes"][0]["reason"].as_str()),
@@ -58,7 +64,7 @@ async fn chunks_of_a_list_are_of_one_moment() {
         "fieldSelector=spec.x%3Dy",
         "continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6MSwic3RhcnQiOiIuLi9zZWNyZXRzIn0",
     ] {
-        assert_eq!(admin.get(&format!("{MAPS}?{bad}")).await.0, 400, "{bad}");
+        assert_eq!(admin.get(&format!("{SECRETS}?{bad}")).await.0, 400, "{bad}");
     }
 }
 
@@ -91,16 +97,16 @@ async fn selectors_choose() {
 async fn a_watch_begins_with_what_is_there_or_where_it_is_told() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
-    let first = admin.create(MAPS, config_map("a", json!({}))).await;
-    let mut all = admin.watch(&format!("{MAPS}?watch=1")).await;
-    let mut zero = admin.watch(&format!("{MAPS}?watch=true&resourceVersion=0")).await;
+    let first = admin.create(SECRETS, secret("a", json!({}))).await;
+    let mut all = admin.watch(&format!("{SECRETS}?watch=1")).await;
+    let mut zero = admin.watch(&format!("{SECRETS}?watch=true&resourceVersion=0")).await;
     let mut later =
-        admin.watch(&format!("{MAPS}?watch=1&resourceVersion={}", revision(&first))).await;
+        admin.watch(&format!("{SECRETS}?watch=1&resourceVersion={}", revision(&first))).await;
     assert_eq!((all.line().await, zero.line().await), ("ADDED a".into(), "ADDED a".into()));
-    admin.create(MAPS, config_map("b", json!({}))).await;
-    admin.call("PATCH", &format!("{MAPS}/b"), Some(json!({"data": {"x": "y"}}))).await;
-    let (_, before) = admin.get(&format!("{MAPS}/b")).await;
-    admin.call("DELETE", &format!("{MAPS}/b"), None).await;
+    admin.create(SECRETS, secret("b", json!({}))).await;
+    admin.call("PATCH", &format!("{SECRETS}/b"), Some(json!({"data": {"x": "eQ=="}}))).await;
+    let (_, before) = admin.get(&format!("{SECRETS}/b")).await;
+    admin.call("DELETE", &format!("{SECRETS}/b"), None).await;
     for watch in [&mut all, &mut zero, &mut later] {
         assert_eq!(watch.line().await, "ADDED b");
         assert_eq!(watch.line().await, "MODIFIED b");
@@ -111,18 +117,18 @@ async fn a_watch_begins_with_what_is_there_or_where_it_is_told() {
         assert_eq!(deleted["object"]["data"], before["data"]);
     }
     // All of it again, from history; nothing of other namespaces.
-    admin.create("/api/v1/namespaces/kube-system/configmaps", config_map("else", json!({}))).await;
+    admin.create("/api/v1/namespaces/kube-system/secrets", secret("else", json!({}))).await;
     let mut again =
-        admin.watch(&format!("{MAPS}?watch=1&resourceVersion={}", revision(&first))).await;
+        admin.watch(&format!("{SECRETS}?watch=1&resourceVersion={}", revision(&first))).await;
     for expected in ["ADDED b", "MODIFIED b", "DELETED b"] {
         assert_eq!(again.line().await, expected);
     }
-    let mut everywhere = admin.watch("/api/v1/configmaps?watch=1").await;
+    let mut everywhere = admin.watch("/api/v1/secrets?watch=1").await;
     assert_eq!(
         (everywhere.line().await, everywhere.line().await),
         ("ADDED a".into(), "ADDED else".into())
     );
-    let (code, _) = cluster.admin_curl(&format!("{MAPS}?watch=1&resourceVersion=99999"), &[]);
+    let (code, _) = cluster.admin_curl(&format!("{SECRETS}?watch=1&resourceVersion=99999"), &[]);
     assert_eq!(code, 504, "from the future");
 }
 
@@ -160,21 +166,22 @@ async fn an_object_enters_and_leaves_a_selection() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_streaming_list_ends_with_a_bookmark() {
     let cluster = Cluster::start().await;
-    cluster.admin.create(MAPS, config_map("a", json!({}))).await;
+    cluster.admin.create(SECRETS, secret("a", json!({}))).await;
     let query =
         "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
-    let mut watch = cluster.admin.watch(&format!("{MAPS}?{query}")).await;
+    let mut watch = cluster.admin.watch(&format!("{SECRETS}?{query}")).await;
     assert_eq!(watch.line().await, "ADDED a");
     let bookmark = watch.next().await.unwrap();
     assert_eq!(bookmark["type"], "BOOKMARK");
-    assert_eq!(bookmark["object"]["kind"], "ConfigMap");
+    assert_eq!(bookmark["object"]["kind"], "Secret");
     assert_eq!(bookmark["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
     let from = revision(&bookmark["object"]);
-    cluster.admin.create(MAPS, config_map("b", json!({}))).await;
+    cluster.admin.create(SECRETS, secret("b", json!({}))).await;
     assert_eq!(watch.line().await, "ADDED b");
-    let mut resumed = cluster.admin.watch(&format!("{MAPS}?watch=1&resourceVersion={from}")).await;
+    let mut resumed =
+        cluster.admin.watch(&format!("{SECRETS}?watch=1&resourceVersion={from}")).await;
     assert_eq!(resumed.line().await, "ADDED b");
-    let (code, _) = cluster.admin.get(&format!("{MAPS}?watch=1&sendInitialEvents=true")).await;
+    let (code, _) = cluster.admin.get(&format!("{SECRETS}?watch=1&sendInitialEvents=true")).await;
     assert_eq!(code, 400, "needs resourceVersionMatch");
 }
 
@@ -184,20 +191,20 @@ async fn what_was_compacted_is_expired() {
         Cluster::start_with(|config| config.compaction_interval = Duration::from_millis(200)).await;
     let admin = &cluster.admin;
     for i in 0..4 {
-        admin.create(MAPS, config_map(&format!("m{i}"), json!({}))).await;
+        admin.create(SECRETS, secret(&format!("m{i}"), json!({}))).await;
     }
-    let (_, first) = admin.get(&format!("{MAPS}?limit=2")).await;
+    let (_, first) = admin.get(&format!("{SECRETS}?limit=2")).await;
     let token = first["metadata"]["continue"].as_str().unwrap().to_owned();
     let n = std::sync::atomic::AtomicUsize::new(0);
     eventually("compaction", || async {
         let i = n.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        admin.create(MAPS, config_map(&format!("x{i}"), json!({}))).await;
-        admin.get(&format!("{MAPS}?limit=2&continue={token}")).await.0 == 410
+        admin.create(SECRETS, secret(&format!("x{i}"), json!({}))).await;
+        admin.get(&format!("{SECRETS}?limit=2&continue={token}")).await.0 == 410
     })
     .await;
-    let (_, status) = admin.get(&format!("{MAPS}?limit=2&continue={token}")).await;
+    let (_, status) = admin.get(&format!("{SECRETS}?limit=2&continue={token}")).await;
     assert_eq!(status["reason"], "Expired");
-    let mut watch = admin.watch(&format!("{MAPS}?watch=1&resourceVersion={}", 1)).await;
+    let mut watch = admin.watch(&format!("{SECRETS}?watch=1&resourceVersion={}", 1)).await;
     let event = watch.next().await.unwrap();
     assert_eq!(
         (event["type"].as_str(), event["object"]["code"].as_u64()),
@@ -206,7 +213,7 @@ async fn what_was_compacted_is_expired() {
     assert_eq!(event["object"]["reason"], "Expired");
     assert!(watch.next().await.is_none(), "and then it ends");
     assert_eq!(
-        admin.get(&format!("{MAPS}?resourceVersion=1&resourceVersionMatch=Exact")).await.0,
+        admin.get(&format!("{SECRETS}?resourceVersion=1&resourceVersionMatch=Exact")).await.0,
         410
     );
 }
@@ -214,9 +221,9 @@ async fn what_was_compacted_is_expired() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_ends_in_time_and_with_the_server() {
     let cluster = Cluster::start().await;
-    let mut short = cluster.admin.watch(&format!("{MAPS}?watch=1&timeoutSeconds=1")).await;
+    let mut short = cluster.admin.watch(&format!("{SECRETS}?watch=1&timeoutSeconds=1")).await;
     assert!(short.next().await.is_none());
-    let mut long = cluster.admin.watch(&format!("{MAPS}?watch=1")).await;
+    let mut long = cluster.admin.watch(&format!("{SECRETS}?watch=1")).await;
     let began = std::time::Instant::now();
     let (ended, ()) = tokio::join!(long.next(), cluster.stop());
     assert!(ended.is_none());
@@ -287,11 +294,11 @@ async fn large_objects_come_whole_to_every_watcher() {
     let cluster = Cluster::start().await;
     let mut watches = Vec::new();
     for _ in 0..3 {
-        watches.push(cluster.admin.watch("/api/v1/configmaps?watch=1").await);
+        watches.push(cluster.admin.watch("/api/v1/secrets?watch=1").await);
     }
     for size in [10, 4 << 10, 300 << 10] {
-        let object = config_map(&format!("of-{size}"), json!({"k": "x".repeat(size)}));
-        let made = cluster.admin.create("/api/v1/namespaces/default/configmaps", object).await;
+        let object = secret(&format!("of-{size}"), json!({"k": "x".repeat(size)}));
+        let made = cluster.admin.create("/api/v1/namespaces/default/secrets", object).await;
         for watch in &mut watches {
             let event = watch.next().await.unwrap();
             assert_eq!(event, json!({"type": "ADDED", "object": made}));

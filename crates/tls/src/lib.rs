@@ -18,6 +18,9 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+/// The attribute of a subject by which Kubernetes tells users of one name apart.
+const UID: &str = "1.3.6.1.4.1.57683.2";
+
 /// A file holds nothing usable.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {reason}", path.display())]
@@ -59,6 +62,8 @@ pub fn roots(path: &Path) -> Result<RootCertStore, Error> {
 pub struct Subject {
     /// The common name: a Kubernetes user.
     pub name: String,
+    /// What tells this holder of the name from others; empty for most.
+    pub uid: String,
     /// The organizations: the user's groups.
     pub groups: Vec<String>,
     /// Until when it is good (Unix seconds).
@@ -99,8 +104,9 @@ impl ClientCa {
         let (name, groups) = subject_of(&certificate);
         let name = name.filter(|name| !name.is_empty());
         let name = name.ok_or_else(|| "the certificate has no common name".to_owned())?;
+        let uid = uid_of(&certificate)?;
         let until = certificate.validity().not_after.timestamp();
-        Ok(Some(Subject { name, groups, until: until.try_into().unwrap_or(0) }))
+        Ok(Some(Subject { name, uid, groups, until: until.try_into().unwrap_or(0) }))
     }
 }
 
@@ -113,6 +119,22 @@ pub fn subject_of(certificate: &X509Certificate<'_>) -> (Option<String>, Vec<Str
     };
     let name = subject.iter_common_name().last().and_then(text);
     (name, subject.iter_organization().filter_map(text).collect())
+}
+
+/// The UID in a certificate's subject, empty when there is none.
+fn uid_of(certificate: &X509Certificate<'_>) -> Result<String, String> {
+    let mut found = String::new();
+    for attribute in certificate.subject().iter_attributes() {
+        if attribute.attr_type().to_id_string() != UID {
+            continue;
+        }
+        let uid = attribute.as_str().map_err(|error| format!("the UID of its subject: {error}"))?;
+        if uid.is_empty() || !found.is_empty() {
+            return Err("the certificate must have one UID in its subject, or none".to_owned());
+        }
+        uid.clone_into(&mut found);
+    }
+    Ok(found)
 }
 
 #[cfg(test)]

@@ -39,6 +39,23 @@ fn a_client_is_known_by_a_certificate_of_the_authority_alone() {
 }
 
 #[test]
+fn a_uid_in_the_subject_tells_users_of_one_name_apart() {
+    let key = KeyPair::generate().unwrap();
+    for (uid, expected) in [(None, Ok("")), (Some("42"), Ok("42")), (Some(""), Err(()))] {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "jane");
+        if let Some(uid) = uid {
+            let kind = DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]);
+            params.distinguished_name.push(kind, uid);
+        }
+        let made = params.self_signed(&key).unwrap();
+        let (_, certificate) = X509Certificate::from_der(made.der()).unwrap();
+        let found = uid_of(&certificate).map_err(drop);
+        assert_eq!(found.as_deref(), expected.as_ref().copied(), "{uid:?}");
+    }
+}
+
+#[test]
 fn a_file_without_certificates_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("empty.crt");

@@ -1,12 +1,10 @@
-//! What a cluster fills in for a pod: service account, priority, tolerations, what its runtime class
-//! asks for.
+//! What a cluster fills in for a pod: priority, tolerations, what its runtime class asks for. What
+//! it has of its service account is in `serviceaccounts`.
 //!
-//! Current limitations: no token volume is added, since no tokens are issued yet; the two built-in
-//! priority classes are the only ones.
+//! Current limitations: the two built-in priority classes are the only ones.
 
 use serde_json::{Value, json};
 
-use super::core;
 use crate::facts::{self, Resource};
 use crate::object;
 use crate::registry::Registry;
@@ -15,7 +13,6 @@ use crate::status::StatusError;
 
 /// The mark of a pod that a node made from a manifest of its own.
 pub(super) const MIRROR: &str = "kubernetes.io/config.mirror";
-const DEFAULT_ACCOUNT: &str = "default";
 const TOLERATION_SECONDS: i64 = 300;
 
 pub(crate) async fn admit_create(
@@ -25,12 +22,7 @@ pub(crate) async fn admit_create(
 ) -> Result<(), StatusError> {
     set_priority(resource, pod)?;
     add_tolerations(pod);
-    apply_runtime_class(registry, resource, pod).await?;
-    // A mirror pod refers to no API object, its service account included.
-    if !is_mirror(pod) {
-        set_service_account(registry, resource, pod).await?;
-    }
-    Ok(())
+    apply_runtime_class(registry, resource, pod).await
 }
 
 pub(crate) fn admit_update(pod: &mut Value, old: &Value) {
@@ -166,24 +158,4 @@ fn follow_runtime_class(class: &Value, pod: &mut Value) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-async fn set_service_account(
-    registry: &Registry,
-    resource: &Resource,
-    pod: &mut Value,
-) -> Result<(), StatusError> {
-    let spec = object::child_mut(pod, "spec");
-    let named = spec.get("serviceAccountName").and_then(Value::as_str).unwrap_or_default();
-    let account = if named.is_empty() { DEFAULT_ACCOUNT } else { named }.to_owned();
-    spec.insert("serviceAccountName".into(), account.as_str().into());
-    spec.insert("serviceAccount".into(), account.as_str().into());
-    let namespace = object::namespace(pod);
-    if registry.find(core("serviceaccounts")?, namespace, &account).await?.is_some() {
-        return Ok(());
-    }
-    let why = format!(
-        "error looking up service account {namespace}/{account}: serviceaccount {account:?} not found"
-    );
-    Err(StatusError::forbidden(resource, object::name(pod), &why))
 }

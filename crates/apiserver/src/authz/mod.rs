@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use self::aggregation::run as aggregate;
 pub(crate) use self::bootstrap::run as bootstrap;
 use self::node::NodeAuthorizer;
-pub(crate) use self::node::{mirror_pod_reference, names_audience};
+pub(crate) use self::node::{mirror_pod_reference, names_audience, secrets};
 use self::rbac::Rbac;
 pub(crate) use self::rule::Rule;
 use crate::auth::{MASTERS, User, node_name};

@@ -9,6 +9,7 @@ use crate::certificates;
 use crate::facts::Resource;
 use crate::object;
 use crate::schema;
+use crate::serviceaccounts;
 use crate::status::StatusError;
 
 /// How many generated names are tried.
@@ -64,13 +65,14 @@ impl Api {
         }
         if resource.kind == "Pod" {
             pods::admit_create(&self.registry, resource, &mut object).await?;
+            serviceaccounts::admit_create(&self.registry, resource, &mut object).await?;
         }
         let reservation = match resource.kind {
             "Service" => Some(self.services.admit(resource, &mut object, None)?),
             _ => None,
         };
         schema::validate_create(resource, &object)?;
-        self.authorizer.catch_up(&self.registry, user).await;
+        self.settle_rights(user, resource).await;
         self.authorizer.admit_grant(user, resource, &object, None)?;
         if dry_run {
             return match self.registry.find(resource, namespace, &name).await? {
@@ -83,23 +85,9 @@ impl Api {
             reservation.keep();
         }
         if resource.kind == "Namespace" {
-            self.ensure_service_account(&name).await?;
+            self.furnish(&name).await?;
         }
         Ok(created)
-    }
-
-    /// Every namespace has a service account for pods that name none.
-    pub(crate) async fn ensure_service_account(&self, namespace: &str) -> Result<(), StatusError> {
-        let resource = core("serviceaccounts")?;
-        if self.registry.find(resource, namespace, "default").await?.is_some() {
-            return Ok(());
-        }
-        let account = serde_json::json!({
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": {"name": "default", "namespace": namespace},
-        });
-        self.ensure(resource, account).await
     }
 
     /// Makes an object of the cluster's own unless one of that name exists.

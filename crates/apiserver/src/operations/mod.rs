@@ -26,6 +26,7 @@ use crate::object;
 use crate::registry::{ListRequest, Registry, VersionMatch};
 use crate::selector::{FieldSelector, LabelSelector};
 use crate::status::StatusError;
+use crate::tokens::Tokens;
 
 /// What the apiserver knows and does: the objects, and what goes beyond one object.
 pub(crate) struct Api {
@@ -36,6 +37,10 @@ pub(crate) struct Api {
     pub(crate) event_ttl: Duration,
     /// Where clients in the cluster reach this server.
     pub(crate) advertised: SocketAddr,
+    /// Issues and verifies tokens of service accounts.
+    pub(crate) tokens: Tokens,
+    /// What verifies this server's certificate, in PEM.
+    pub(crate) root_ca: String,
 }
 
 impl Api {
@@ -44,6 +49,8 @@ impl Api {
         services: Cidr,
         event_ttl: Duration,
         advertised: SocketAddr,
+        tokens: Tokens,
+        root_ca: String,
         modes: Vec<Mode>,
     ) -> Result<Api, StatusError> {
         Ok(Api {
@@ -52,6 +59,8 @@ impl Api {
             services: ServiceAllocator::new(services),
             event_ttl,
             advertised,
+            tokens,
+            root_ca,
         })
     }
 
@@ -64,6 +73,13 @@ impl Api {
             Decision::Allow(_) => Ok(()),
             Decision::Deny(reason) => Err(reason),
         })
+    }
+
+    /// Lets rights that were just given count, where a write asks for more than its own verb.
+    async fn settle_rights(&self, user: &User, resource: &Resource) {
+        if matches!(resource.group, "rbac.authorization.k8s.io" | "certificates.k8s.io") {
+            self.authorizer.catch_up(&self.registry, user).await;
+        }
     }
 
     /// All objects of a resource, in one namespace or (empty) in all.

@@ -3,14 +3,16 @@
 use serde_json::Value;
 
 use super::{Api, calling_node, settle_namespace};
-use crate::admission::{node_restriction, pods};
+use crate::admission::{core, node_restriction, pods};
 use crate::auth::User;
 use crate::certificates;
 use crate::facts::{Gvk, Resource};
 use crate::object;
 use crate::patch::{self, PatchKind};
 use crate::registry::{Write, Written};
+use crate::schema::value::text;
 use crate::schema::{self, FieldValidation};
+use crate::serviceaccounts;
 use crate::status::{MODIFIED, StatusError};
 
 /// How the object is to change.
@@ -40,10 +42,14 @@ impl Api {
         request: &UpdateRequest<'_>,
     ) -> Result<(Value, Vec<String>), StatusError> {
         let resource = request.resource;
+        let account = match request.subresource {
+            "ephemeralcontainers" => self.account_of(resource, request).await?,
+            _ => None,
+        };
         let mut warnings = Vec::new();
         let mut before = None;
         let mut reservation = None;
-        self.authorizer.catch_up(&self.registry, request.user).await;
+        self.settle_rights(request.user, resource).await;
         let written = self
             .registry
             .write(
@@ -57,6 +63,13 @@ impl Api {
                     let mut new = propose(request, current, &mut warnings)?;
                     check_identity(request, &mut new, current)?;
                     self.admit_update(request, &mut new, current)?;
+                    if request.subresource == "ephemeralcontainers" {
+                        serviceaccounts::admit_ephemeral_containers(
+                            account.as_ref(),
+                            resource,
+                            &new,
+                        )?;
+                    }
                     if resource.kind == "Service" && request.subresource.is_empty() {
                         reservation =
                             Some(self.services.admit(resource, &mut new, Some(current))?);
@@ -76,6 +89,19 @@ impl Api {
             self.services.release(&before, (!written.deleted).then_some(&written.object));
         }
         Ok((written.object, warnings))
+    }
+
+    /// The service account of a pod, which is the same for as long as the pod lives.
+    async fn account_of(
+        &self,
+        pods: &Resource,
+        request: &UpdateRequest<'_>,
+    ) -> Result<Option<Value>, StatusError> {
+        let pod = self.registry.get(pods, request.namespace, request.name).await?;
+        match text(&pod["spec"]["serviceAccountName"]) {
+            "" => Ok(None),
+            name => self.registry.find(core("serviceaccounts")?, request.namespace, name).await,
+        }
     }
 
     fn admit_update(

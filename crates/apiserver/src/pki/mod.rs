@@ -105,7 +105,7 @@ impl Pki {
         let issuer = Issuer::from_ca_cert_der(&ca.der().into(), signing_key)
             .map_err(|source| Error::Make { name: "kubernetes".into(), source })?;
         let pki = Pki { dir: dir.to_owned(), ca, issuer };
-        pki.service_account_key()?;
+        pki.make_signing_key()?;
         Ok(pki)
     }
 
@@ -158,22 +158,29 @@ impl Pki {
             && certificate.fits(profile))
     }
 
-    fn service_account_key(&self) -> Result<()> {
-        let path = self.dir.join("sa.key");
-        let key = match files::load_key(&path)? {
-            Some(key) => key,
-            None => {
-                let key = generate("service accounts")?;
-                files::write_atomically(&path, key.serialize_pem().as_bytes(), 0o600)?;
-                key
-            }
-        };
-        let public = self.dir.join("sa.pub");
-        if std::fs::read(&public).ok().as_deref() != Some(key.public_key_pem().as_bytes()) {
-            files::write_atomically(&public, key.public_key_pem().as_bytes(), 0o644)?;
-        }
-        Ok(())
+    /// The key that signs tokens of service accounts.
+    pub fn signing_key_file(&self) -> PathBuf {
+        self.dir.join("sa.key")
     }
+
+    /// A key that somebody put there, of whatever form, stays as it is.
+    fn make_signing_key(&self) -> Result<()> {
+        let path = self.signing_key_file();
+        if path.exists() {
+            return Ok(());
+        }
+        let key = generate("service accounts")?;
+        let public = key.public_key_pem();
+        files::write_atomically(&self.dir.join("sa.pub"), public.as_bytes(), 0o644)?;
+        files::write_atomically(&path, key.serialize_pem().as_bytes(), 0o600)
+    }
+}
+
+/// The certificates of a PEM file, as text; at least one.
+pub fn read_authority(path: &Path) -> Result<String> {
+    longshore_tls::certificates(path)?;
+    let absent = || Error::Invalid { path: path.to_owned(), reason: "is gone".into() };
+    files::read_optional(path)?.ok_or_else(absent)
 }
 
 fn generate(name: &str) -> Result<KeyPair> {

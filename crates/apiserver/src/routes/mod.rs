@@ -13,6 +13,7 @@ mod reviews;
 mod system;
 #[cfg(test)]
 mod tests;
+mod tokens;
 mod watches;
 mod writes;
 
@@ -32,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use self::metrics::Metrics;
 use self::request::{RequestLine, ResourcePath};
 use self::respond::{Answer, Result, View};
-use crate::auth::User;
+use crate::auth::{Authenticator, User};
 use crate::authz::{self, Access, ResourceTarget, Target};
 use crate::facts::{self, Gvk, Resource};
 use crate::kubelet::KubeletClient;
@@ -52,6 +53,7 @@ const BODY_BUDGET_KIB: usize = 16 << 10;
 /// Answers requests.
 pub(crate) struct Router {
     api: Arc<Api>,
+    authenticator: Authenticator,
     kubelet: KubeletClient,
     metrics: Metrics,
     stop: CancellationToken,
@@ -72,9 +74,15 @@ struct Call<'a> {
 }
 
 impl Router {
-    pub(crate) fn new(api: Arc<Api>, kubelet: KubeletClient, stop: CancellationToken) -> Router {
+    pub(crate) fn new(
+        api: Arc<Api>,
+        authenticator: Authenticator,
+        kubelet: KubeletClient,
+        stop: CancellationToken,
+    ) -> Router {
         Router {
             api,
+            authenticator,
             kubelet,
             metrics: Metrics::default(),
             stop,
@@ -99,8 +107,13 @@ impl Router {
         answer
     }
 
-    async fn answer(&self, peer: &Peer, line: &RequestLine, request: Request<Incoming>) -> Result {
-        let caller = peer.user().ok_or_else(StatusError::unauthorized)?;
+    async fn answer(
+        &self,
+        peer: &Peer,
+        line: &RequestLine,
+        mut request: Request<Incoming>,
+    ) -> Result {
+        let caller = self.authenticator.caller(peer, request.headers_mut()).await?;
         let user = self.effective(caller, request.headers()).await?;
         self.authorize(&user, line.verb, line).await?;
         let Some(path) = &line.resource else {
@@ -203,6 +216,7 @@ impl Router {
             ("binding", _) => self.bind(call, subresource).await,
             ("eviction", _) => self.evict(call, subresource).await,
             ("log", _) => self.log(call).await,
+            ("token", _) => self.token(call, subresource).await,
             _ => Err(StatusError::method_not_allowed(call.resource, call.verb)),
         }
     }

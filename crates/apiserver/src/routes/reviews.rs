@@ -1,11 +1,10 @@
 //! Resources that are questions: who am I, may he do this, is this token good.
-//!
-//! Current limitations: no service-account tokens are issued yet, so no token is good.
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
 use super::respond::{self, Result};
+use super::tokens::user_info;
 use super::{Call, Router};
 use crate::auth::User;
 use crate::authz::{Access, Decision, ResourceTarget, Rule, Rules, Target};
@@ -38,12 +37,7 @@ impl Router {
             },
             "SelfSubjectAccessReview" => self.access_status(call.user, &review["spec"]).await?,
             "SelfSubjectReview" => json!({"userInfo": user_info(call.user)}),
-            "TokenReview" if review["spec"]["token"].as_str().is_none_or(str::is_empty) => {
-                return Err(StatusError::bad_request(
-                    "token is required for TokenReview in authentication",
-                ));
-            }
-            "TokenReview" => json!({"user": {}, "error": "no token is accepted by this apiserver"}),
+            "TokenReview" => self.token_status(&review["spec"]).await?,
             _ => return Err(StatusError::method_not_allowed(call.resource, call.verb)),
         };
         Ok(respond::json(StatusCode::CREATED, &review))
@@ -124,18 +118,6 @@ fn subject(spec: &Value) -> Result<User> {
 fn texts(list: &Value) -> Vec<String> {
     let list = list.as_array().into_iter().flatten();
     list.filter_map(|text| text.as_str().map(str::to_owned)).collect()
-}
-
-/// A user as answers show it, without what is not known of him.
-fn user_info(user: &User) -> Value {
-    let mut info = json!({"username": user.name, "groups": user.groups});
-    if !user.uid.is_empty() {
-        info["uid"] = user.uid.as_str().into();
-    }
-    if !user.extra.is_empty() {
-        info["extra"] = json!(user.extra);
-    }
-    info
 }
 
 /// The equality terms of a review's field selector.

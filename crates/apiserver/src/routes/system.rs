@@ -27,6 +27,9 @@ impl Router {
             "" => "/",
             path => path,
         };
+        if let Some(answer) = self.discovery(path) {
+            return answer;
+        }
         match path {
             "/livez" | "/readyz" | "/healthz" => {
                 Ok(self.health(&path[1..], line.query.has("verbose")).await)
@@ -95,6 +98,7 @@ fn document(path: &str) -> Option<Value> {
 
 fn paths() -> Value {
     json!({"paths": [
-        "/api", "/api/v1", "/apis", "/healthz", "/livez", "/metrics", "/openapi/v3", "/readyz", "/version",
+        "/.well-known/openid-configuration", "/api", "/api/v1", "/apis", "/healthz", "/livez", "/metrics",
+        "/openapi/v3", "/openid/v1/jwks", "/readyz", "/version",
     ]})
 }

@@ -7,8 +7,9 @@ use longshore_tls::{ClientCa, certificates, private_key};
 use rustls::ServerConfig;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use sha2::{Digest, Sha256};
 
-use crate::auth::User;
+use crate::auth::{CREDENTIAL_ID, User};
 use crate::pki::{self, Identity};
 
 /// Who is at the other end of a connection.
@@ -23,12 +24,13 @@ pub(crate) enum Peer {
 }
 
 impl Peer {
-    /// The caller as of now; `None` when what was shown is no good.
-    pub(crate) fn user(&self) -> Option<User> {
+    /// Whose certificate was shown, if one was; why it proves nobody as of now.
+    pub(crate) fn user(&self) -> Result<Option<User>, &str> {
         match self {
-            Peer::Anonymous => Some(User::anonymous()),
-            Peer::Known { user, until } => (seconds_now() < *until).then(|| user.clone()),
-            Peer::Untrusted(_) => None,
+            Peer::Anonymous => Ok(None),
+            Peer::Known { user, until } if seconds_now() < *until => Ok(Some(user.clone())),
+            Peer::Known { .. } => Err("its certificate has expired"),
+            Peer::Untrusted(why) => Err(why),
         }
     }
 }
@@ -65,13 +67,18 @@ impl Tls {
 
     /// Who showed these certificates.
     pub(crate) fn identify(&self, chain: Option<&[CertificateDer<'_>]>) -> Peer {
-        match self.clients.identify(chain.unwrap_or_default()) {
-            Ok(None) => Peer::Anonymous,
-            Ok(Some(subject)) => Peer::Known {
-                user: User::authenticated(subject.name, subject.groups),
-                until: subject.until,
-            },
-            Err(reason) => Peer::Untrusted(reason),
+        let chain = chain.unwrap_or_default();
+        match (self.clients.identify(chain), chain.first()) {
+            (Ok(Some(subject)), Some(leaf)) => {
+                let digest = Sha256::digest(leaf);
+                let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+                let mut user = User::authenticated(subject.name, subject.groups);
+                user.uid = subject.uid;
+                user.extra.insert(CREDENTIAL_ID.into(), vec![format!("X509SHA256={digest}")]);
+                Peer::Known { user, until: subject.until }
+            }
+            (Ok(_), _) => Peer::Anonymous,
+            (Err(reason), _) => Peer::Untrusted(reason),
         }
     }
 }

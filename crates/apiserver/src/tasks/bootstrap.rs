@@ -1,7 +1,11 @@
-//! What a cluster has before anybody writes to it: namespaces, their service accounts, and the
+//! What a cluster has before anybody writes to it: namespaces, what each of them has, and the
 //! service `default/kubernetes`, which leads to this server.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use crate::admission::{core, namespaces};
 use crate::facts::{Resource, lookup};
@@ -10,6 +14,8 @@ use crate::operations::Api;
 use crate::status::StatusError;
 
 const NAME: &str = "kubernetes";
+/// How often is seen to it that the way to this server is still there.
+const CHECK: Duration = Duration::from_secs(10);
 
 /// Makes what is missing and corrects where `default/kubernetes` leads to.
 pub(crate) async fn run(api: &Api) -> Result<(), StatusError> {
@@ -20,26 +26,48 @@ pub(crate) async fn run(api: &Api) -> Result<(), StatusError> {
         let namespace =
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
         api.ensure(core("namespaces")?, namespace).await?;
-        api.ensure_service_account(name).await?;
+        api.furnish(name).await?;
     }
+    way_in(api).await?;
+    let service = api.registry.get(core("services")?, "default", NAME).await?;
+    let (has, wanted) = (&service["spec"]["clusterIP"], address(api));
+    if *has != wanted.as_str() {
+        tracing::warn!(
+            %has,
+            wanted,
+            "the service default/kubernetes keeps the address of an earlier service range"
+        );
+    }
+    Ok(())
+}
+
+/// Makes anew what leads to this server when somebody has deleted or edited it, until `stop`.
+pub(crate) async fn keep(api: &Api, stop: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = sleep(CHECK) => {}
+        }
+        if let Err(error) = way_in(api).await {
+            tracing::warn!(%error, "looking after the service default/kubernetes");
+        }
+    }
+}
+
+async fn way_in(api: &Api) -> Result<(), StatusError> {
     service(api).await?;
     endpoints(api).await
 }
 
+/// The first address of the range of services.
+fn address(api: &Api) -> String {
+    api.services.range().address(0).to_string()
+}
+
 async fn service(api: &Api) -> Result<(), StatusError> {
     let services = core("services")?;
-    let address = api.services.range().address(0).to_string();
-    match api.registry.find(services, "default", NAME).await? {
-        Some(service) if service["spec"]["clusterIP"] == address.as_str() => return Ok(()),
-        Some(service) => {
-            tracing::warn!(
-                has = %service["spec"]["clusterIP"],
-                wanted = address,
-                "the service default/kubernetes keeps the address of an earlier service range"
-            );
-            return Ok(());
-        }
-        None => {}
+    if api.registry.find(services, "default", NAME).await?.is_some() {
+        return Ok(());
     }
     let mut service = json!({
         "apiVersion": "v1",
@@ -51,7 +79,7 @@ async fn service(api: &Api) -> Result<(), StatusError> {
         },
         "spec": {
             "type": "ClusterIP",
-            "clusterIP": address,
+            "clusterIP": address(api),
             "ports": [{
                 "name": "https",
                 "port": 443,

@@ -1,5 +1,5 @@
-//! The life of namespaces: each active one has a service account, and a terminating one is emptied
-//! and then removed. A stand-in for the namespace controller of a full cluster.
+//! The end of namespaces: a terminating one is emptied and then removed. A stand-in for the namespace
+//! controller of a full cluster.
 
 use std::time::Duration;
 
@@ -65,10 +65,8 @@ async fn next(changes: &mut Option<Subscription>) -> bool {
 async fn sweep(api: &Api, user: &User) -> Result<bool, StatusError> {
     let mut is_done = true;
     for namespace in api.list_all(core("namespaces")?, "").await? {
-        let name = object::name(&namespace);
-        match is_terminating(&namespace) {
-            false => api.ensure_service_account(name).await?,
-            true => is_done &= finish(api, user, &namespace).await?,
+        if is_terminating(&namespace) {
+            is_done &= finish(api, user, &namespace).await?;
         }
     }
     Ok(is_done)

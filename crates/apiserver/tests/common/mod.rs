@@ -8,6 +8,8 @@
     clippy::panic
 )]
 
+pub mod tokens;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -18,7 +20,7 @@ use http_body_util::BodyExt;
 use hyper::Request;
 use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use longshore_apiserver::{Config, Mode, Server, pki};
+use longshore_apiserver::{AuthenticationConfig, Config, Mode, Server, pki};
 use longshore_store::EmbeddedStore;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -60,12 +62,14 @@ impl Cluster {
             cert_dir: dir.path().join("pki"),
             service_range: "10.96.0.0/24".parse().unwrap(),
             client_ca: None,
+            root_ca: None,
             serving: None,
             kubelet_client: None,
             kubelet_ca: None,
             event_ttl: Duration::from_secs(3600),
             compaction_interval: Duration::from_secs(300),
             node_names: vec!["n1".into()],
+            authentication: AuthenticationConfig::default(),
             authorization: vec![Mode::Node, Mode::Rbac],
             approve_kubelet_serving: false,
             signing_duration: Duration::from_secs(365 * 24 * 3600),

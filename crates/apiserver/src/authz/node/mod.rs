@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::graph::Graph;
 use self::references::Kind;
-pub(crate) use self::references::{mirror_pod_reference, names_audience};
+pub(crate) use self::references::{mirror_pod_reference, names_audience, secrets};
 use super::cache::Cache;
 use super::rule::Rule;
 use super::{Access, Decision, ResourceTarget, Target, policy};

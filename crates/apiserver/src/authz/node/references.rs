@@ -62,7 +62,7 @@ pub(super) fn visit(pod: &Value, mut found: impl FnMut(Kind, &str)) {
 }
 
 /// Every place of a pod's spec that names a secret.
-fn secrets<'a>(spec: &'a Value, mut found: impl FnMut(&'a Value)) {
+pub(crate) fn secrets<'a>(spec: &'a Value, mut found: impl FnMut(&'a Value)) {
     for secret in items(&spec["imagePullSecrets"]) {
         found(&secret["name"]);
     }

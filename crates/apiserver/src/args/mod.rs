@@ -1,10 +1,14 @@
 //! The command line, in the words of upstream's `kube-apiserver` where it has them.
 
+mod authentication;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+
+pub use authentication::AuthenticationArgs;
 
 use crate::pki::Identity;
 use crate::{Cidr, Mode};
@@ -90,6 +94,9 @@ pub struct ServeArgs {
     /// The CAs of client certificates [default: the CA in --cert-dir]
     #[arg(long, value_name = "FILE")]
     pub client_ca_file: Option<PathBuf>,
+    /// What clients in the cluster verify this server with [default: the CA in --cert-dir]
+    #[arg(long, value_name = "FILE")]
+    pub root_ca_file: Option<PathBuf>,
     /// The serving certificate [default: one made in --cert-dir]
     #[arg(long, value_name = "FILE", requires = "tls_private_key_file")]
     pub tls_cert_file: Option<PathBuf>,
@@ -120,6 +127,9 @@ pub struct ServeArgs {
     /// Write a kubeconfig kubelet-NAME.conf for this node into --cert-dir; may be repeated
     #[arg(long, value_name = "NAME")]
     pub node_name: Vec<String>,
+    /// How callers prove who they are.
+    #[command(flatten)]
+    pub authentication: AuthenticationArgs,
     /// How much to log: 0 is little, 4 is debugging, more is everything
     #[arg(short, long, value_name = "LEVEL", default_value_t = 2)]
     pub v: u8,
@@ -177,12 +187,14 @@ impl ServeArgs {
             cert_dir: self.cert_dir.clone(),
             service_range: self.service_cluster_ip_range,
             client_ca: self.client_ca_file.clone(),
+            root_ca: self.root_ca_file.clone(),
             serving: identity(&self.tls_cert_file, &self.tls_private_key_file),
             kubelet_client: identity(&self.kubelet_client_certificate, &self.kubelet_client_key),
             kubelet_ca: self.kubelet_certificate_authority.clone(),
             event_ttl: self.event_ttl,
             compaction_interval: COMPACTION_INTERVAL,
             node_names: self.node_name.clone(),
+            authentication: self.authentication.config(),
             authorization: self.authorization_mode.clone(),
             approve_kubelet_serving: self.approve_kubelet_serving,
             signing_duration: self.cluster_signing_duration,
@@ -245,6 +257,16 @@ mod tests {
         assert_eq!(cli.serve.node_name, ["a", "b"]);
         assert_eq!(cli.serve.authorization_mode, [Mode::Node, Mode::Rbac]);
         assert_eq!(cli.serve.advertise().to_string(), "127.0.0.1");
+        let cli = parse(
+            "--anonymous-auth=false --service-account-issuer=https://a --service-account-issuer=b --api-audiences=x,y \
+             --service-account-max-token-expiration=2h0m0s --service-account-key-file=k1 --service-account-key-file=k2",
+        );
+        let config = cli.unwrap().serve.authentication.config();
+        assert!(!config.anonymous && config.bootstrap_tokens && config.tokens.extend_expiration);
+        assert_eq!(config.tokens.issuers, ["https://a", "b"]);
+        assert_eq!(config.tokens.audiences, ["x", "y"]);
+        assert_eq!((config.tokens.key_files.len(), config.tokens.max_expiration), (2, Some(7200)));
+        assert!(parse("--anonymous-auth").unwrap().serve.authentication.anonymous_auth);
         assert_eq!(parse("--v=2 --data-dir=d").unwrap().serve.store(), "d/longshore.db");
     }
 
@@ -262,6 +284,11 @@ mod tests {
             ("--tls-cert-file=a", "--tls-private-key-file"),
             ("--kubelet-client-key=a", "--kubelet-client-certificate"),
             ("--etcd-servers=a --data-dir=b", "--data-dir"),
+            ("--anonymous-auth=perhaps", "--anonymous-auth"),
+            (
+                "--service-account-max-token-expiration=10m",
+                "--service-account-max-token-expiration",
+            ),
             ("--unknown", "--unknown"),
             ("kubeconfig", "--user"),
         ] {

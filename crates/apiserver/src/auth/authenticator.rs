@@ -1,0 +1,253 @@
+//! Who calls: a client certificate, a bearer token, or nobody. Whoever shows something that is no
+//! good is refused, and never taken for nobody.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use hyper::HeaderMap;
+use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
+use jiff::Timestamp;
+
+use super::User;
+use super::bootstrap::{self, BootstrapToken};
+use super::token_file::TokenFile;
+use crate::admission::core;
+use crate::operations::Api;
+use crate::pki;
+use crate::server::Peer;
+use crate::status::StatusError;
+use crate::tokens::{self, TokenConfig};
+
+/// A browser cannot set headers; it puts its token among the protocols of a WebSocket.
+const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
+
+/// How callers prove who they are, besides by certificates.
+#[derive(Clone, Debug)]
+pub struct AuthenticationConfig {
+    /// Whether who shows nothing is served, as far as `system:anonymous` may be.
+    pub anonymous: bool,
+    /// Whether bootstrap tokens count.
+    pub bootstrap_tokens: bool,
+    /// Tokens of a file, with lines of `token,user,uid,"group,group"`.
+    pub token_file: Option<PathBuf>,
+    /// Tokens of service accounts.
+    pub tokens: TokenConfig,
+}
+
+impl Default for AuthenticationConfig {
+    fn default() -> Self {
+        AuthenticationConfig {
+            anonymous: true,
+            bootstrap_tokens: true,
+            token_file: None,
+            tokens: TokenConfig::default(),
+        }
+    }
+}
+
+/// Why a bearer token proves nobody.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("invalid bearer token")]
+    Unknown,
+    #[error(transparent)]
+    Token(#[from] tokens::Error),
+    /// What the token names is gone.
+    #[error("{0}")]
+    Invalidated(String),
+    #[error("bootstrap token: {0}")]
+    Bootstrap(&'static str),
+    #[error("token audiences {has:?} is invalid for the target audiences {wanted:?}")]
+    Audience { has: Vec<String>, wanted: Vec<String> },
+    /// Nobody knows: what would say so cannot be read.
+    #[error(transparent)]
+    Store(#[from] StatusError),
+}
+
+/// What a token proves.
+#[derive(Debug)]
+pub(crate) struct Proof {
+    /// Whose token it is.
+    pub(crate) user: User,
+    /// For which of the wanted audiences it is good.
+    pub(crate) audiences: Vec<String>,
+}
+
+/// Knows callers by what they show.
+pub(crate) struct Authenticator {
+    api: Arc<Api>,
+    anonymous: bool,
+    bootstrap_tokens: bool,
+    file: TokenFile,
+}
+
+impl Authenticator {
+    pub(crate) fn new(config: &AuthenticationConfig, api: Arc<Api>) -> pki::Result<Authenticator> {
+        Ok(Authenticator {
+            api,
+            anonymous: config.anonymous,
+            bootstrap_tokens: config.bootstrap_tokens,
+            file: config
+                .token_file
+                .as_deref()
+                .map(TokenFile::load)
+                .transpose()?
+                .unwrap_or_default(),
+        })
+    }
+
+    /// The caller. Takes bearer tokens out of the headers, so that nothing hands them on.
+    pub(crate) async fn caller(
+        &self,
+        peer: &Peer,
+        headers: &mut HeaderMap,
+    ) -> Result<User, StatusError> {
+        let certified = peer.user();
+        let token = take_bearer(headers);
+        if let Ok(Some(user)) = certified {
+            return Ok(user);
+        }
+        let refused = |why: &dyn std::fmt::Display| {
+            tracing::info!(%why, "a caller is not who it wants to be");
+            StatusError::unauthorized()
+        };
+        if let Some(token) = token.map_err(|why| refused(&why))? {
+            return match self.prove(&token, self.api.tokens.audiences()).await {
+                Ok(proof) => Ok(proof.user),
+                Err(Error::Store(error)) => Err(error),
+                Err(error) => Err(refused(&error)),
+            };
+        }
+        match certified {
+            Ok(_) if self.anonymous => Ok(User::anonymous()),
+            Ok(_) => Err(StatusError::unauthorized()),
+            Err(why) => Err(refused(&why)),
+        }
+    }
+
+    /// Whose token it is, if it is for one of the wanted audiences.
+    pub(crate) async fn prove(&self, token: &str, wanted: &[String]) -> Result<Proof, Error> {
+        let now = Timestamp::now();
+        if let Some(user) = self.file.find(token) {
+            return self.for_all(user.clone(), wanted);
+        }
+        if let Some(token) = BootstrapToken::parse(token).filter(|_| self.bootstrap_tokens) {
+            let (namespace, name) = (bootstrap::NAMESPACE, token.secret_name());
+            let secret = self.api.registry.find(core("secrets")?, namespace, &name).await?;
+            let user = token.judge(&secret.ok_or(Error::Unknown)?, now);
+            return self.for_all(user.map_err(Error::Bootstrap)?, wanted);
+        }
+        let now = now.as_second();
+        let (claims, audiences) = match self.api.tokens.verify(token, wanted, now) {
+            Err(tokens::Error::NotAToken) => return Err(Error::Unknown),
+            verified => verified?,
+        };
+        let user = self.api.judge(&claims, now).await?.map_err(Error::Invalidated)?;
+        Ok(Proof { user, audiences })
+    }
+
+    /// Tokens that name no audience are for this server.
+    fn for_all(&self, user: User, wanted: &[String]) -> Result<Proof, Error> {
+        let has = self.api.tokens.audiences();
+        let audiences: Vec<String> =
+            wanted.iter().filter(|audience| has.contains(audience)).cloned().collect();
+        match audiences.is_empty() {
+            true => Err(Error::Audience { has: has.to_vec(), wanted: wanted.to_vec() }),
+            false => Ok(Proof { user, audiences }),
+        }
+    }
+}
+
+/// The bearer token of a request, which is removed from its headers.
+fn take_bearer(headers: &mut HeaderMap) -> Result<Option<String>, &'static str> {
+    let from_protocols = take_protocol(headers)?;
+    let Some(value) = headers.remove(AUTHORIZATION) else {
+        return Ok(from_protocols);
+    };
+    let value = value.to_str().map_err(|_| "its authorization is not readable text")?;
+    let mut words = value.trim().split(' ');
+    match (words.next(), words.next()) {
+        (Some(scheme), Some(token)) if scheme.eq_ignore_ascii_case("bearer") => {
+            // More than one blank before it, which no client of Kubernetes sends.
+            Ok(Some(token.to_owned()).filter(|token| !token.is_empty()).or(from_protocols))
+        }
+        _ => Ok(from_protocols),
+    }
+}
+
+/// The token among the protocols of a WebSocket; the others stay.
+fn take_protocol(headers: &mut HeaderMap) -> Result<Option<String>, &'static str> {
+    const NAME: HeaderName = SEC_WEBSOCKET_PROTOCOL;
+    let values = headers.get_all(NAME).iter().filter_map(|value| value.to_str().ok());
+    let protocols = values.flat_map(|value| value.split(',')).map(str::trim);
+    let (tokens, others): (Vec<&str>, Vec<&str>) =
+        protocols.partition(|protocol| protocol.starts_with(BEARER_PROTOCOL));
+    let encoded = match tokens.as_slice() {
+        [] => return Ok(None),
+        [token] => token.strip_prefix(BEARER_PROTOCOL).unwrap_or_default(),
+        _ => return Err("it shows several tokens as protocols of a WebSocket"),
+    };
+    if others.is_empty() {
+        return Err("it names no protocol of a WebSocket but its token");
+    }
+    let unreadable = "its token among the protocols of a WebSocket is not readable";
+    let token = URL_SAFE_NO_PAD.decode(encoded).map_err(|_| unreadable)?;
+    let token = String::from_utf8(token).map_err(|_| unreadable)?;
+    let others = HeaderValue::from_str(&others.join(", ")).map_err(|_| unreadable)?;
+    headers.insert(NAME, others);
+    Ok(Some(token).filter(|token| !token.is_empty()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    fn headers(lines: &[(HeaderName, &[u8])]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            headers.append(name, HeaderValue::from_bytes(value).unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn what_is_a_bearer_token() {
+        for (value, expected) in [
+            ("Bearer abc", Some("abc")),
+            ("bearer abc", Some("abc")),
+            (" BEARER abc ", Some("abc")),
+            ("Bearer abc def", Some("abc")),
+            ("Bearer", None),
+            ("Bearer ", None),
+            ("Bearer  abc", None),
+            ("Basic abc", None),
+            ("abc", None),
+            ("", None),
+        ] {
+            let mut headers = headers(&[(AUTHORIZATION, value.as_bytes())]);
+            assert_eq!(take_bearer(&mut headers).unwrap().as_deref(), expected, "{value:?}");
+            assert!(headers.is_empty());
+        }
+        assert_eq!(take_bearer(&mut HeaderMap::new()), Ok(None));
+        assert!(take_bearer(&mut headers(&[(AUTHORIZATION, b"Bearer \xff\xfe")])).is_err());
+    }
+
+    #[test]
+    fn a_token_among_the_protocols_is_taken_out() {
+        const NAME: HeaderName = SEC_WEBSOCKET_PROTOCOL;
+        let token = format!("{BEARER_PROTOCOL}{}", URL_SAFE_NO_PAD.encode("abc"));
+        let both = format!("v5.channel.k8s.io, {token},v4.channel.k8s.io");
+        let mut good = headers(&[(NAME, both.as_bytes())]);
+        assert_eq!(take_bearer(&mut good).unwrap().as_deref(), Some("abc"));
+        assert_eq!(good[NAME], "v5.channel.k8s.io, v4.channel.k8s.io");
+        let twice = format!("a,{token},{token}");
+        for bad in [token.as_str(), &twice, "a,base64url.bearer.authorization.k8s.io.%%%"] {
+            assert!(take_bearer(&mut headers(&[(NAME, bad.as_bytes())])).is_err(), "{bad}");
+        }
+        let none = &mut headers(&[(NAME, b"v5.channel.k8s.io")]);
+        assert_eq!(take_bearer(none), Ok(None));
+    }
+}
