@@ -6,8 +6,8 @@
 //! Reading a disk costs as much as there is on it, so that is done for few pods at a time, and the
 //! more seldom the longer it takes.
 //!
-//! Files of /proc and of cgroups are read as they are: the crates for cgroups hold a whole tree of
-//! controllers for what is two files a pod here.
+//! Files of /proc and of cgroups are read as they are: the crates for cgroups walk from the root for
+//! each file, and make objects of all that is in it.
 //!
 //! Current limitations: project quotas are not asked, what lies deeper than [`disk::DEEPEST`]
 //! directories in a volume is not counted, and on cgroup v1 nothing tells eviction of swap.
@@ -242,6 +242,15 @@ impl Stats {
             .file_systems
             .get(max_age, || async move { stats.read_file_systems().await })
             .await
+    }
+
+    /// Ask the runtime again where its file systems are and what it takes of them, if what it said
+    /// is older than `max_age`; who asks waits for no longer than `patience`.
+    pub async fn ask_runtime(&self, max_age: Duration, patience: Duration) {
+        let runtime = self.shared.runtime.clone();
+        let asked = self.shared.places.get(max_age, || find_places(runtime));
+        // What comes late is known the next time.
+        let _ = timeout(patience, asked).await;
     }
 
     async fn read_file_systems(&self) -> Result<FileSystems, Error> {

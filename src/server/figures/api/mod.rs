@@ -31,6 +31,7 @@ pub(super) fn routes(figures: Figures) -> Router {
         .route("/api", get(versions))
         .route("/api/", get(versions))
         .route("/api/{version}/{kind}", get(root).post(root))
+        .route("/api/{version}/{kind}/", get(root).post(root))
         .route("/api/{version}/{kind}/{*name}", get(named).post(named))
         .with_state(figures)
 }

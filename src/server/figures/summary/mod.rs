@@ -37,9 +37,13 @@ pub(super) async fn full(figures: &Figures) -> Result<Summary, Error> {
     let shared = &figures.shared;
     let pods = shared.desired.pods();
     let age = shared.volumes_age.unwrap_or(DISK_AGE);
+    let file_systems = async {
+        shared.stats.ask_runtime(DISK_AGE, DISK_PATIENCE).await;
+        shared.stats.file_systems(FRESH).await
+    };
     let (snapshot, file_systems, (disks, layers)) = tokio::join!(
         figures.snapshot(Detail::Load),
-        shared.stats.file_systems(FRESH),
+        file_systems,
         shared.stats.storage(&pods, age, DISK_PATIENCE),
     );
     let snapshot = snapshot?;
@@ -88,7 +92,9 @@ fn of_node(figures: &Figures, snapshot: &Snapshot) -> NodeStats {
     let machine = &snapshot.machine;
     let mut usage = convert::usage(&snapshot.node);
     if let Some(memory) = &mut usage.memory {
-        memory.available_bytes = machine.memory.available();
+        let capacity = machine.memory.limit;
+        memory.available_bytes =
+            capacity.map(|capacity| capacity.saturating_sub(memory.working_set_bytes));
     }
     if let Some(swap) = &mut usage.swap {
         swap.swap_available_bytes = Some(machine.swap_free);
