@@ -170,7 +170,7 @@ fn everything_is_read_of_both_versions() {
 #[test]
 fn a_cpu_without_limits_has_none() {
     let dir = tempfile::tempdir().unwrap();
-    let read = |files, unified| {
+    let read = |files: &[(&str, &str)], unified| {
         let group = group(dir.path(), unified, files).open().unwrap();
         group.read(Detail::Everything, &mut Reader::default()).limits
     };
