@@ -17,6 +17,7 @@ pub mod objects;
 pub mod observe;
 pub mod oom;
 pub mod probes;
+pub mod proxy;
 pub mod registration;
 pub mod resources;
 pub mod run_once;

@@ -32,6 +32,7 @@ use crate::objects::Objects;
 use crate::observe::{self, Observer};
 use crate::oom;
 use crate::probes::Probes;
+use crate::proxy;
 use crate::registration::{self, Machine, Registration};
 use crate::resources;
 use crate::resources::allocation::{self, Allocation};
@@ -338,6 +339,10 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         rooms.open(server.run());
     }
     rooms.open(pool.run(changed, stop.clone()));
+    if let Some(proxy) = config.proxy.clone().filter(|_| !once) {
+        let kubeconfig = config.kubeconfig.clone();
+        rooms.open(proxy::beside_kubelet(*proxy, kubeconfig, client.clone()));
+    }
 
     recorder.event(
         node_reference(&config.node_name),
@@ -488,7 +493,7 @@ fn complain_about_manifests(recorder: Recorder, node_name: String) -> sources::C
     })
 }
 
-fn set_oom_score(score: i32) {
+pub(crate) fn set_oom_score(score: i32) {
     let path = "/proc/self/oom_score_adj";
     if let Err(error) = std::fs::write(path, score.to_string()) {
         // Lowering it takes CAP_SYS_RESOURCE, which not every machine gives.

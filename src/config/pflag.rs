@@ -23,6 +23,7 @@ pub(super) enum Target<T> {
     Bool(fn(&mut T) -> &mut bool),
     Int(fn(&mut T) -> &mut i32),
     Long(fn(&mut T) -> &mut i64),
+    Float(fn(&mut T) -> &mut f32),
     Text(fn(&mut T) -> &mut String),
     Ip(fn(&mut T) -> &mut String),
     Duration(fn(&mut T) -> &mut GoDuration),
@@ -59,6 +60,7 @@ impl<T> Target<T> {
         match self {
             Self::Bool(_) | Self::IgnoredBool => "",
             Self::Int(_) | Self::Long(_) | Self::Verbosity(_) => "int",
+            Self::Float(_) => "float",
             Self::Text(_) | Self::Word(_) | Self::Ignored => "string",
             Self::Ip(_) => "ip",
             Self::Duration(_) => "duration",
@@ -75,6 +77,9 @@ impl<T> Target<T> {
             Self::Bool(field) => *field(into) = boolean(value)?,
             Self::Int(field) => *field(into) = integer(value)?,
             Self::Long(field) => *field(into) = integer(value)?,
+            Self::Float(field) => {
+                *field(into) = value.parse().map_err(|_| format!("{value:?} is no number"))?;
+            }
             Self::Verbosity(field) => *field(into) = integer(value)?,
             Self::Text(field) | Self::Word(field) => *field(into) = value.to_owned(),
             Self::Ip(field) => *field(into) = ip(value)?,
@@ -201,6 +206,11 @@ impl<T> Parsed<T> {
             })?;
         }
         Ok(())
+    }
+
+    /// All given flags with their values.
+    pub(super) fn values(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.values.iter().map(|(flag, value)| (flag.name, value.as_str()))
     }
 
     /// The given flags that work, but whose setting belongs in the configuration file.

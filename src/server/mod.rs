@@ -170,6 +170,11 @@ impl Server {
     }
 }
 
+/// Answers requests of a port without encryption or leave to ask for, for ever.
+pub(crate) async fn serve_plain(listener: TcpListener, router: Router) {
+    listen::serve(listener, None, router).await;
+}
+
 async fn listen(ip: &str, port: i32) -> Result<TcpListener, ServerError> {
     let ip: IpAddr = ip.parse().map_err(|_| ServerError::Address(ip.to_owned()))?;
     let port = u16::try_from(port).unwrap_or_default();

@@ -3,7 +3,7 @@
 //!
 //! Flow: `bench` plays the phases (`floor`, `burst`, `idle`, `restart`, `death`, `deletion`,
 //! `probes`, `pressure`), each of which gives a plain struct of figures → `report` shows them as a
-//! table and as JSON.
+//! table and as JSON. With `--services` it is `proxy` that is played, and nothing else.
 //!
 //! Current limitations: one node, pods without volumes, images already on the machine.
 mod bench;
@@ -18,6 +18,7 @@ mod pods;
 mod pressure;
 mod probes;
 mod process;
+mod proxy;
 mod report;
 mod restart;
 mod statistics;
@@ -54,6 +55,9 @@ struct Args {
     /// Write all figures to this file, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
+    /// Measure kube-proxy and not the node, with so many services: one number or several.
+    #[arg(long, value_delimiter = ',')]
+    services: Vec<usize>,
 }
 
 fn main() -> ExitCode {
@@ -69,19 +73,28 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<()> {
     // One thread: what measures must leave the machine to what is measured.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let figures = runtime.block_on(async {
+    let (table, json) = runtime.block_on(async {
         let (mut interrupt, mut terminate) =
             (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         tokio::select! {
-            figures = bench::run(args) => figures,
+            figures = measure(args) => figures,
             _ = interrupt.recv() => bail!("interrupted"),
             _ = terminate.recv() => bail!("interrupted"),
         }
     })?;
-    print!("{}", report::table(&figures));
+    print!("{table}");
     if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&figures)?;
-        fs::write(path, text + "\n").with_context(|| path.display().to_string())?;
+        fs::write(path, json + "\n").with_context(|| path.display().to_string())?;
     }
     Ok(())
+}
+
+/// The figures, as a table and as JSON.
+async fn measure(args: &Args) -> Result<(String, String)> {
+    if args.services.is_empty() {
+        let figures = bench::run(args).await?;
+        return Ok((report::table(&figures), serde_json::to_string_pretty(&figures)?));
+    }
+    let figures = proxy::run(args).await?;
+    Ok((proxy::table(&figures), serde_json::to_string_pretty(&figures)?))
 }

@@ -1,14 +1,6 @@
 //! Memory and swap.
 
 use super::family::{Family, counter, gauge, setting};
-use crate::stats::{Faults, MemoryUse};
-
-/// Page faults by type.
-const TYPES: [(&str, fn(Faults) -> u64); 2] =
-    [("pgfault", |faults| faults.minor), ("pgmajfault", |faults| faults.major)];
-/// Whose page faults.
-const SCOPES: [(&str, fn(&MemoryUse) -> Faults); 2] =
-    [("container", |memory| memory.own_faults), ("hierarchy", |memory| memory.faults)];
 
 pub(super) static FAMILIES: &[Family] = &[
     gauge("container_memory_cache", "Number of bytes of page cache memory.", |subject, values| {
@@ -68,10 +60,10 @@ pub(super) static FAMILIES: &[Family] = &[
         "Cumulative count of memory allocation failures.",
         |subject, values| {
             let Some(memory) = &subject.reading().memory else { return };
-            for (scope, whose) in SCOPES {
-                for (kind, count) in TYPES {
-                    let labels = [("failure_type", kind), ("scope", scope)];
-                    values.add_of(&labels, count(whose(memory)) as f64);
+            for (scope, faults) in [("container", memory.own_faults), ("hierarchy", memory.faults)]
+            {
+                for (kind, count) in [("pgfault", faults.minor), ("pgmajfault", faults.major)] {
+                    values.add_of(&[("failure_type", kind), ("scope", scope)], count as f64);
                 }
             }
         },
