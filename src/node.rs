@@ -40,10 +40,10 @@ use crate::resources::allocation::{self, Allocation};
 use crate::resources::managers::{self, Managers};
 use crate::run_once::{self, Complaints};
 use crate::runtime::{self, Announcer, Parts, PodRuntime, Settings, UserNamespaceError};
-use crate::server::{Host, Server, ServerError};
+use crate::server::{Figures, Host, Server, ServerError};
 use crate::services::Services;
 use crate::sources::{self, Source, Update};
-use crate::stats::Stats;
+use crate::stats::{Stats, SystemNames};
 use crate::status::StatusWriter;
 use crate::systemd::{self, Watchdog};
 use crate::view::View;
@@ -204,7 +204,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     rooms.open(managers.clone().keep());
     rooms.open(managers.clone().reconcile(runtime.clone()));
     let (root_dir, logs_dir) = (&settings.root_dir, &settings.pod_logs_dir);
-    let stats = Stats::new(runtime.clone(), observer.clone(), cgroups, root_dir, logs_dir);
+    let system = SystemNames::new(&config);
+    let stats = Stats::new(runtime.clone(), observer.clone(), cgroups, root_dir, logs_dir, system);
 
     // the node object, from what the runtime says of itself
     let (feeds, inputs) = registration::channels();
@@ -313,6 +314,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     });
     let pool = Pool::new(tools, desired.clone(), ender);
     if !once {
+        let figures = Figures::new(&config, stats.clone(), desired.clone(), runtime.clone());
         let eviction = eviction::Parts {
             stats,
             desired: desired.clone(),
@@ -327,7 +329,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         rooms.open(collectors.containers.run());
         rooms.open(collectors.images.run());
         let (pulse, metrics) = (pool.pulse(), metrics.clone());
-        let view = View::new(desired.clone(), status.clone(), observer.clone(), pulse, metrics);
+        let view =
+            View::new(desired.clone(), status.clone(), observer.clone(), pulse, metrics, figures);
         let view = Arc::new(view);
         if let Some(watchdog) = watchdog {
             let view = Arc::clone(&view);

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use crate::desired::Desired;
 use crate::metrics::Metrics;
 use crate::observe::Observer;
-use crate::server::Host;
+use crate::server::{Figures, Host};
 use crate::status::StatusWriter;
 
 /// A pool that has not turned for this long is stuck.
@@ -27,6 +27,7 @@ pub struct View {
     observer: Observer,
     pulse: watch::Receiver<Instant>,
     metrics: Metrics,
+    figures: Figures,
 }
 
 impl View {
@@ -37,8 +38,9 @@ impl View {
         observer: Observer,
         pulse: watch::Receiver<Instant>,
         metrics: Metrics,
+        figures: Figures,
     ) -> Self {
-        Self { desired, status, observer, pulse, metrics }
+        Self { desired, status, observer, pulse, metrics, figures }
     }
 
     fn with_status(&self, pod: Arc<Pod>) -> Arc<Pod> {
@@ -91,5 +93,8 @@ impl Host for View {
             true => Ok(()),
             false => Err(format!("the pod workers' loop has not turned for {} s", age.as_secs())),
         }
+    }
+    fn figures(&self) -> Option<Figures> {
+        Some(self.figures.clone())
     }
 }

@@ -185,6 +185,7 @@ pub(super) static KUBELET_FLAGS: &[Flag<KubeletFlags>] = &[
     twin("register-node", Bool(|s| &mut s.kubelet.register_node)),
     twin("register-with-taints", Taints(|s| &mut s.kubelet.register_with_taints)),
     // cAdvisor
+    own("cadvisor-port", Int(|s| &mut s.cadvisor_port)),
     own("housekeeping-interval", Ignored),
     own("max-housekeeping-interval", Ignored),
     own("application-metrics-count-limit", Ignored),

@@ -109,6 +109,8 @@ pub struct Config {
     pub maximum_dead_containers_per_container: i32,
     /// How many dead containers are kept in all; negative: any number.
     pub maximum_dead_containers: i32,
+    /// Port of cAdvisor's own interface, on the address of the server's; 0 for none.
+    pub cadvisor_port: i32,
     /// What is held back from pods.
     pub reserved: Reserved,
     /// When pods have to go for the node's sake.
@@ -142,6 +144,7 @@ struct KubeletFlags {
     minimum_container_ttl: GoDuration,
     maximum_dead_containers_per_container: i32,
     maximum_dead_containers: i32,
+    cadvisor_port: i32,
     allocatable_ignores_eviction: bool,
     proxy_config: String,
     kubelet: KubeletConfiguration,
@@ -170,6 +173,7 @@ impl KubeletFlags {
             minimum_container_ttl: GoDuration::ZERO,
             maximum_dead_containers_per_container: 1,
             maximum_dead_containers: -1,
+            cadvisor_port: 0,
             allocatable_ignores_eviction: false,
             proxy_config: String::new(),
             kubelet,
@@ -301,6 +305,9 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
     if flags.exit_on_lock_contention && flags.lock_file.is_empty() {
         errors.push("--exit-on-lock-contention: --lock-file must be set with it".to_owned());
     }
+    if !(0..=65535).contains(&flags.cadvisor_port) {
+        errors.push("--cadvisor-port: must be a port from 1 to 65535, or 0 for none".to_owned());
+    }
     if !errors.is_empty() {
         return Err(ConfigError::Invalid(errors));
     }
@@ -324,6 +331,7 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
         minimum_container_ttl: flags.minimum_container_ttl,
         maximum_dead_containers_per_container: flags.maximum_dead_containers_per_container,
         maximum_dead_containers: flags.maximum_dead_containers,
+        cadvisor_port: flags.cadvisor_port,
         kubelet: flags.kubelet,
         warnings: Vec::new(),
         proxy: None,

@@ -301,6 +301,8 @@ fn without_a_file_the_old_open_defaults_hold() {
         ("AlwaysAllow", 10255)
     );
     assert_eq!((config.kubeconfig, config.node_name.as_str()), (None, "n1"));
+    assert_eq!(config.cadvisor_port, 0, "it is shut unless it is asked for");
+    assert_eq!(kubelet(&["--cadvisor-port=4194"]).unwrap().cadvisor_port, 4194);
     assert_eq!(
         config.kubelet.crash_loop_back_off.max_container_restart_period,
         Some(GoDuration::secs(300))
@@ -327,6 +329,8 @@ fn a_command_line_at_fault_is_refused() {
         (&["--hostname-override=_"], "not a DNS name"),
         (&["--feature-gates=NoSuch=true"], "unrecognized feature gate: NoSuch"),
         (&["--cloud-provider=aws"], "--cloud-provider"),
+        (&["--cadvisor-port=65536"], "--cadvisor-port"),
+        (&["--cadvisor-port=-1"], "--cadvisor-port"),
         (&["-x"], "unknown shorthand flag"),
         (&["--config=/nonexistent/file"], "/nonexistent/file"),
     ] {

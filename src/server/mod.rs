@@ -1,12 +1,14 @@
 //! The node's ports: 10250 for the control plane (TLS, with leave asked for each request), 10255
 //! for reading pods when it is switched on, and 10248 for a local look at the daemon's health.
+//! cAdvisor's interface has a port of its own (`--cadvisor-port`), if it is wanted.
 //!
 //! What the answers are made of is asked of a [`Host`]; nothing else of the daemon is known here.
 //!
 //! Current limitations: of the control plane's port there are logs, commands, port-forwarding, pods,
-//! health and the node's own metrics; stats come with their own parts.
+//! health, figures and the node's own metrics.
 
 mod auth;
+mod figures;
 mod listen;
 mod logs;
 mod metrics;
@@ -37,6 +39,7 @@ use tracing::info;
 
 use self::auth::Auth;
 pub use self::auth::NoApiserver;
+pub use self::figures::Figures;
 pub use self::metrics::Requests;
 use self::tls::Tls;
 pub use self::tls::TlsError;
@@ -65,6 +68,11 @@ pub trait Host: Send + Sync + 'static {
 
     /// Whether the daemon's own loops turn; the error says which does not.
     fn healthy(&self) -> Result<(), String>;
+
+    /// What the machine and its pods use; `None` to tell nothing of it.
+    fn figures(&self) -> Option<Figures> {
+        None
+    }
 }
 
 /// Why the ports cannot be opened.
@@ -136,6 +144,11 @@ impl Server {
                 ports.push(Port { listener, tls: None, router });
             }
         }
+        if let Some(figures) = host.figures().filter(|_| config.cadvisor_port != 0) {
+            let listener = listen(&settings.address, config.cadvisor_port).await?;
+            let router = figures::cadvisor_routes(figures);
+            ports.push(Port { listener, tls: None, router });
+        }
         if settings.healthz_port != 0 {
             let listener = listen(&settings.healthz_bind_address, settings.healthz_port).await?;
             ports.push(Port { listener, tls: None, router: health(host) });
@@ -143,7 +156,8 @@ impl Server {
         Ok(Self { ports })
     }
 
-    /// Where it listens, in the order: control plane, read-only, health; those that are open.
+    /// Where it listens, in the order: control plane, read-only, cAdvisor, health; those that are
+    /// open.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.ports.iter().filter_map(|port| port.listener.local_addr().ok()).collect()
     }
@@ -181,7 +195,8 @@ fn health(host: Arc<dyn Host>) -> Router {
 
 fn read_only(host: Arc<dyn Host>) -> Router {
     let pods = Router::new().route("/pods", get(pods)).with_state(Arc::clone(&host));
-    health(Arc::clone(&host)).merge(pods).merge(metrics::routes(host))
+    let figures = figures::routes(host.figures());
+    health(Arc::clone(&host)).merge(pods).merge(figures).merge(metrics::routes(host))
 }
 
 /// What stands in for handlers that the settings do not want.
