@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Context;
 use longshore::config::{self, Command, Config};
-use longshore::{logging, node};
+use longshore::{logging, node, proxy};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -17,14 +18,31 @@ fn main() -> ExitCode {
             println!("{text}");
             ExitCode::SUCCESS
         }
-        Ok(Command::Kubelet(config)) => report(run(*config)),
+        Ok(Command::Write { path, text }) => report(
+            std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display())),
+        ),
+        Ok(Command::Kubelet(config)) => {
+            let verbosity = config.kubelet.logging.verbosity;
+            report(run(verbosity, |stop| node_with(*config, stop)))
+        }
+        Ok(Command::Proxy(config, task)) => {
+            let verbosity = config.verbosity;
+            report(run(verbosity, async move |stop| Ok(proxy::run(*config, task, stop).await?)))
+        }
         Err(error) => report(Err(error.into())),
     }
 }
 
-fn run(config: Config) -> anyhow::Result<()> {
-    logging::start(config.kubelet.logging.verbosity);
+async fn node_with(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    Ok(node::run(config, stop).await?)
+}
+
+fn run(
+    verbosity: u32,
+    work: impl AsyncFnOnce(CancellationToken) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    logging::start(verbosity);
     // Two threads are enough for a node, and each costs memory.
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -32,7 +50,7 @@ fn run(config: Config) -> anyhow::Result<()> {
         let stop = CancellationToken::new();
         cancel_on_signal(stop.clone())?;
         tokio::select! {
-            result = node::run(config, stop.clone()) => Ok(result?),
+            result = work(stop.clone()) => result,
             () = overdue(stop) => anyhow::bail!("the node did not stop within {STOP:?}"),
         }
     });

@@ -27,21 +27,23 @@ use crate::eviction;
 use crate::gc;
 use crate::handlers::Handlers;
 use crate::health;
+use crate::logs::rotation;
 use crate::metrics::Metrics;
 use crate::objects::Objects;
 use crate::observe::{self, Observer};
 use crate::oom;
 use crate::probes::Probes;
+use crate::proxy;
 use crate::registration::{self, Machine, Registration};
 use crate::resources;
 use crate::resources::allocation::{self, Allocation};
 use crate::resources::managers::{self, Managers};
 use crate::run_once::{self, Complaints};
 use crate::runtime::{self, Announcer, Parts, PodRuntime, Settings, UserNamespaceError};
-use crate::server::{Host, Server, ServerError};
+use crate::server::{Figures, Host, Server, ServerError};
 use crate::services::Services;
 use crate::sources::{self, Source, Update};
-use crate::stats::Stats;
+use crate::stats::{Stats, SystemNames};
 use crate::status::StatusWriter;
 use crate::systemd::{self, Watchdog};
 use crate::view::View;
@@ -202,7 +204,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     rooms.open(managers.clone().keep());
     rooms.open(managers.clone().reconcile(runtime.clone()));
     let (root_dir, logs_dir) = (&settings.root_dir, &settings.pod_logs_dir);
-    let stats = Stats::new(runtime.clone(), observer.clone(), cgroups, root_dir, logs_dir);
+    let system = SystemNames::new(&config);
+    let stats = Stats::new(runtime.clone(), observer.clone(), cgroups, root_dir, logs_dir, system);
 
     // the node object, from what the runtime says of itself
     let (feeds, inputs) = registration::channels();
@@ -311,6 +314,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     });
     let pool = Pool::new(tools, desired.clone(), ender);
     if !once {
+        let figures = Figures::new(&config, stats.clone(), desired.clone(), runtime.clone());
         let eviction = eviction::Parts {
             stats,
             desired: desired.clone(),
@@ -325,19 +329,26 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         rooms.open(collectors.containers.run());
         rooms.open(collectors.images.run());
         let (pulse, metrics) = (pool.pulse(), metrics.clone());
-        let view = View::new(desired.clone(), status.clone(), observer, pulse, metrics);
+        let view =
+            View::new(desired.clone(), status.clone(), observer.clone(), pulse, metrics, figures);
         let view = Arc::new(view);
         if let Some(watchdog) = watchdog {
             let view = Arc::clone(&view);
             rooms.open(watchdog.answer(move || view.healthy()));
         }
         rooms.open(oom::watch(recorder.clone(), config.node_name.clone()));
+        let policy = rotation::Policy::new(&config);
+        rooms.open(rotation::run(runtime.clone(), observer.clone(), policy));
         // who knocks at the node's ports must not use up what its own requests have
         let reviews = connect(kubelet.kube_api_qps, kubelet.kube_api_burst).await?;
         let server = Server::bind(&config, &addresses, reviews.as_ref(), view, runtime).await?;
         rooms.open(server.run());
     }
     rooms.open(pool.run(changed, stop.clone()));
+    if let Some(proxy) = config.proxy.clone().filter(|_| !once) {
+        let kubeconfig = config.kubeconfig.clone();
+        rooms.open(proxy::beside_kubelet(*proxy, kubeconfig, client.clone()));
+    }
 
     recorder.event(
         node_reference(&config.node_name),
@@ -488,7 +499,7 @@ fn complain_about_manifests(recorder: Recorder, node_name: String) -> sources::C
     })
 }
 
-fn set_oom_score(score: i32) {
+pub(crate) fn set_oom_score(score: i32) {
     let path = "/proc/self/oom_score_adj";
     if let Err(error) = std::fs::write(path, score.to_string()) {
         // Lowering it takes CAP_SYS_RESOURCE, which not every machine gives.

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use crate::desired::Desired;
 use crate::metrics::Metrics;
 use crate::observe::Observer;
-use crate::server::Host;
+use crate::server::{Figures, Host};
 use crate::status::StatusWriter;
 
 /// A pool that has not turned for this long is stuck.
@@ -27,6 +27,7 @@ pub struct View {
     observer: Observer,
     pulse: watch::Receiver<Instant>,
     metrics: Metrics,
+    figures: Figures,
 }
 
 impl View {
@@ -37,8 +38,9 @@ impl View {
         observer: Observer,
         pulse: watch::Receiver<Instant>,
         metrics: Metrics,
+        figures: Figures,
     ) -> Self {
-        Self { desired, status, observer, pulse, metrics }
+        Self { desired, status, observer, pulse, metrics, figures }
     }
 
     fn with_status(&self, pod: Arc<Pod>) -> Arc<Pod> {
@@ -66,18 +68,19 @@ impl Host for View {
         self.observer.all()
     }
 
-    fn log_path<'a>(&'a self, container_id: &'a str) -> BoxFuture<'a, Result<PathBuf, String>> {
-        Box::pin(async move {
-            let container = self.observer.container(container_id);
-            let path =
-                container.map(|container| container.log_path).filter(|path| !path.is_empty());
-            path.map(PathBuf::from)
-                .ok_or_else(|| format!("unable to retrieve container logs for {container_id}"))
-        })
+    fn log_path(&self, container_id: &str) -> Option<PathBuf> {
+        let path = self.observer.container(container_id)?.log_path;
+        (!path.is_empty()).then(|| path.into())
     }
 
-    fn is_running(&self, container_id: &str) -> bool {
-        self.observer.container(container_id).is_some_and(|container| container.is_running())
+    fn until_ended(&self, uid: &str, container_id: &str) -> BoxFuture<'static, ()> {
+        let (mut pod, id) = (self.observer.subscribe(uid), container_id.to_owned());
+        Box::pin(async move {
+            let runs = |pod: &ObservedPod| {
+                pod.containers.iter().any(|container| container.id == id && container.is_running())
+            };
+            let _ = pod.wait_for(|pod| !runs(pod)).await; // an error: the daemon stops
+        })
     }
 
     fn metrics(&self) -> &Metrics {
@@ -94,5 +97,8 @@ impl Host for View {
             true => Ok(()),
             false => Err(format!("the pod workers' loop has not turned for {} s", age.as_secs())),
         }
+    }
+    fn figures(&self) -> Option<Figures> {
+        Some(self.figures.clone())
     }
 }

@@ -11,8 +11,8 @@ use common::{Cluster, FOREVER, PATIENCE, client, container, manifest, script};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use kube::Client;
 use kube::api::{Api, ListParams, LogParams};
-use kube::config::{Kubeconfig, NamedExtension};
-use longshore_testkit::{Apiserver, Daemon, Host, Node, NodeOptions, program, wait_until};
+use kube::config::{AuthInfo, Kubeconfig, NamedExtension};
+use longshore_testkit::{Apiserver, Daemon, Host, Node, NodeOptions, wait_until};
 use rcgen::{
     CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair,
 };
@@ -40,6 +40,7 @@ fn options(config: Value, args: &[String]) -> NodeOptions {
         config: config.as_object().cloned().unwrap(),
         args: args.to_vec(),
         env: vec![("RUST_LOG".to_owned(), "info,longshore=debug".to_owned())],
+        ..NodeOptions::default()
     }
 }
 
@@ -118,15 +119,23 @@ fn ended(apiserver: &Apiserver, host: &Host) -> (String, String) {
     (params.signed_by(&key, &issuer).unwrap().pem(), key.serialize_pem())
 }
 
-/// A kubeconfig with an identity that may ask for a node's first certificate.
+/// A kubeconfig with a bootstrap token.
 fn bootstrap_kubeconfig(apiserver: &Apiserver, host: &Host) -> PathBuf {
-    let file = host.dir().join("bootstrap.conf");
-    let mut command = std::process::Command::new(program("longshore-apiserver").unwrap());
-    command.args(["kubeconfig", "--user=system:bootstrap:abcdef", "--group=system:bootstrappers"]);
-    command.arg("--server").arg(apiserver.url()).arg("--output").arg(&file);
-    command.arg("--cert-dir").arg(apiserver.client_ca().parent().unwrap());
-    assert!(command.status().unwrap().success());
-    file
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "bootstrap.kubernetes.io/token",
+        "metadata": {"name": "bootstrap-token-abcdef", "namespace": "kube-system"},
+        "stringData": {
+            "token-id": "abcdef", "token-secret": "0123456789abcdef",
+            "usage-bootstrap-authentication": "true",
+        },
+    });
+    apiserver.kubectl().apply(&secret.to_string()).unwrap();
+    edited(&apiserver.node_kubeconfig(), host.dir().join("bootstrap.conf"), |kubeconfig| {
+        kubeconfig.auth_infos[0].auth_info = Some(AuthInfo {
+            token: Some("abcdef.0123456789abcdef".to_owned().into()),
+            ..AuthInfo::default()
+        });
+    })
 }
 
 /// The requests of the nodes for that signer.
@@ -141,7 +150,7 @@ const CLIENT: &str = "kube-apiserver-client-kubelet";
 const SERVING: &str = "kubelet-serving";
 
 #[tokio::test]
-async fn a_node_joins_with_a_bootstrap_credential_and_comes_back_after_a_long_time_off() {
+async fn a_node_joins_with_a_bootstrap_token_and_comes_back_after_a_long_time_off() {
     let host = Host::start().unwrap();
     let apiserver = Apiserver::start(&host).unwrap();
     let bootstrap = bootstrap_kubeconfig(&apiserver, &host);
@@ -162,7 +171,9 @@ async fn a_node_joins_with_a_bootstrap_credential_and_comes_back_after_a_long_ti
     ready(&cluster).await;
     let current = pki.join("kubelet-client-current.pem");
     assert!(fs::read_to_string(&kubeconfig).unwrap().contains(current.to_str().unwrap()));
-    assert_eq!(requests(&cluster.client, CLIENT).await.len(), 1);
+    let asked = requests(&cluster.client, CLIENT).await;
+    assert_eq!(asked.len(), 1);
+    assert_eq!(asked[0].spec.username.as_deref(), Some("system:bootstrap:abcdef"));
 
     // the server has none before somebody has approved it
     cluster.create("said", script(&format!("echo hello; {FOREVER}"))).await;

@@ -3,7 +3,8 @@
 #
 #   with-kubelet.sh /path/to/kubelet target/release/longshore-bench --pods=100
 #
-# It is started with the same configuration file and the same flags as `longshore node`.
+# It is started with the same configuration file and the same flags as `longshore kubelet`; another
+# kube-proxy in the same way as `longshore proxy`.
 set -eu
 
 [ $# -ge 2 ] && [ -x "$1" ] || {
@@ -18,7 +19,7 @@ bin=$(mktemp -d)
 trap 'rm -rf "$bin"' EXIT
 trap 'exit 1' INT TERM
 ln -s "$(dirname "$program")/longshore-apiserver" "$bin"
-# The first argument is `node`, which only Longshore has.
+# The first argument is `kubelet` or `proxy`, which only Longshore has.
 printf '#!/bin/sh\nshift\nexec "%s" "$@"\n' "$kubelet" >"$bin/longshore"
 chmod 755 "$bin/longshore"
 LONGSHORE_BIN_DIR=$bin "$program" "$@"

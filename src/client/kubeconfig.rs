@@ -50,6 +50,7 @@ pub(super) async fn endpoints(
     if let (Some(identity), Standing::Kept(_)) = (&credentials.identity, standing) {
         show(&mut kubeconfig, &identity.path).map_err(invalid)?;
     }
+    read_tokens(&mut kubeconfig).map_err(invalid)?;
     let servers = servers(&current_cluster(&kubeconfig).map_err(invalid)?).map_err(invalid)?;
     let several = servers.len() > 1;
     let base = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
@@ -86,6 +87,22 @@ fn show(kubeconfig: &mut Kubeconfig, pair: &Path) -> Result<(), String> {
         AuthInfo { client_certificate: pair.clone(), client_key: pair, ..AuthInfo::default() };
     for named in kubeconfig.auth_infos.iter_mut().filter(|named| named.name == user) {
         named.auth_info = Some(shown.clone());
+    }
+    Ok(())
+}
+
+/// Puts the token of a file in the place of the file's name, without the end of its line, which kube
+/// would send along. A token that stands beside it serves when the file cannot be read.
+fn read_tokens(kubeconfig: &mut Kubeconfig) -> Result<(), String> {
+    let name = current_context(kubeconfig)?.user;
+    let users = kubeconfig.auth_infos.iter_mut().filter(|named| Some(&named.name) == name.as_ref());
+    for user in users.filter_map(|named| named.auth_info.as_mut()) {
+        let Some(file) = user.token_file.take().filter(|file| !file.is_empty()) else { continue };
+        match std::fs::read_to_string(&file) {
+            Ok(token) => user.token = Some(token.trim().to_owned().into()),
+            Err(_) if user.token.is_some() => {}
+            Err(error) => return Err(format!("tokenFile {file}: {error}")),
+        }
     }
     Ok(())
 }
@@ -137,7 +154,6 @@ pub(crate) fn decoded(data: &str) -> Result<Vec<u8>, String> {
 /// The files behind a client with the time that each was changed.
 pub(super) type Stamp = Vec<(PathBuf, Option<SystemTime>)>;
 
-/// Tokens in files are left out: they are read anew by kube itself.
 pub(super) fn stamp(kubeconfig: &Path) -> Stamp {
     let mut files = vec![kubeconfig.to_owned()];
     if let Ok(content) = Kubeconfig::read_from(kubeconfig) {
@@ -146,9 +162,8 @@ pub(super) fn stamp(kubeconfig: &Path) -> Stamp {
             clusters.filter_map(|cluster| cluster.certificate_authority).map(PathBuf::from),
         );
         for user in content.auth_infos.into_iter().filter_map(|named| named.auth_info) {
-            files.extend(
-                user.client_certificate.into_iter().chain(user.client_key).map(PathBuf::from),
-            );
+            let named = [user.client_certificate, user.client_key, user.token_file];
+            files.extend(named.into_iter().flatten().map(PathBuf::from));
         }
     }
     changes(files)

@@ -61,7 +61,7 @@ impl FileError {
         move |source| Self::Read { path: path.to_owned(), source }
     }
 
-    fn invalid(path: &Path, reason: impl ToString) -> Self {
+    pub(super) fn invalid(path: &Path, reason: impl ToString) -> Self {
         Self::Invalid { path: path.to_owned(), reason: reason.to_string() }
     }
 }
@@ -112,6 +112,14 @@ fn conf_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
 
 /// Reads one file into a tree whose every field is known and well typed.
 fn read(path: &Path, warnings: &mut Vec<String>) -> Result<Value, FileError> {
+    let text = read_text(path)?;
+    let (tree, faults) = parse(&text).map_err(|reason| FileError::invalid(path, reason))?;
+    warnings.extend(faults.iter().map(|fault| format!("{}: {fault}, passed over", path.display())));
+    Ok(tree)
+}
+
+/// Reads a file that claims to be a configuration.
+pub(super) fn read_text(path: &Path) -> Result<String, FileError> {
     let size = fs::metadata(path).map_err(FileError::read(path))?.len();
     if size > MAX_BYTES {
         return Err(FileError::invalid(
@@ -119,14 +127,11 @@ fn read(path: &Path, warnings: &mut Vec<String>) -> Result<Value, FileError> {
             format!("{size} bytes are more than a configuration may have"),
         ));
     }
-    let text = fs::read_to_string(path).map_err(FileError::read(path))?;
-    let (tree, faults) = parse(&text).map_err(|reason| FileError::invalid(path, reason))?;
-    warnings.extend(faults.iter().map(|fault| format!("{}: {fault}, passed over", path.display())));
-    Ok(tree)
+    fs::read_to_string(path).map_err(FileError::read(path))
 }
 
-/// The tree of a text, and what was passed over to get it.
-fn parse(text: &str) -> Result<(Value, Vec<String>), String> {
+/// The tree of values that a text of YAML or JSON stands for, and what was passed over to get it.
+pub(super) fn parse_tree(text: &str) -> Result<(Value, Vec<String>), String> {
     if text.trim().is_empty() {
         return Err("the file is empty".to_owned());
     }
@@ -134,7 +139,7 @@ fn parse(text: &str) -> Result<(Value, Vec<String>), String> {
     // aliases are a rarity in a configuration: enough for honest ones, too few for a bomb
     options.alias_limits.max_total_replayed_events = 10_000;
     let mut faults = Vec::new();
-    let mut tree: Value = match serde_saphyr::from_str_with_options(text, options.clone()) {
+    let tree: Value = match serde_saphyr::from_str_with_options(text, options.clone()) {
         Ok(tree) => tree,
         Err(strict) => {
             options.duplicate_keys = DuplicateKeyPolicy::LastWins;
@@ -145,6 +150,12 @@ fn parse(text: &str) -> Result<(Value, Vec<String>), String> {
             tree
         }
     };
+    Ok((tree, faults))
+}
+
+/// The tree of a text, and what was passed over to get it.
+fn parse(text: &str) -> Result<(Value, Vec<String>), String> {
+    let (mut tree, mut faults) = parse_tree(text)?;
     let Value::Object(fields) = &mut tree else {
         return Err(format!("expected a {KIND} object"));
     };

@@ -1,4 +1,5 @@
-//! Every flag of `kubelet` 1.36 as data: its name, its type and the setting that it is.
+//! Every flag of `kubelet` 1.36 as data: its name, its type and the setting that it is; and
+//! `proxy-config`, for kube-proxy in the same process.
 //!
 //! Current limitations: the flags marked `Ignored` are taken and checked but change nothing: those
 //! of the built-in cAdvisor, of log buffering and of a container GC that upstream deprecated.
@@ -39,6 +40,7 @@ pub(super) static KUBELET_FLAGS: &[Flag<KubeletFlags>] = &[
     own("runtime-cgroups", Text(|s| &mut s.runtime_cgroups)),
     own("image-credential-provider-config", Text(|s| &mut s.image_credential_provider_config)),
     own("image-credential-provider-bin-dir", Text(|s| &mut s.image_credential_provider_bin_dir)),
+    own("proxy-config", Text(|s| &mut s.proxy_config)),
     own("seccomp-default", Bool(|s| &mut s.kubelet.seccomp_default)),
     // logging
     own("v", Verbosity(|s| &mut s.kubelet.logging.verbosity)),
@@ -183,6 +185,7 @@ pub(super) static KUBELET_FLAGS: &[Flag<KubeletFlags>] = &[
     twin("register-node", Bool(|s| &mut s.kubelet.register_node)),
     twin("register-with-taints", Taints(|s| &mut s.kubelet.register_with_taints)),
     // cAdvisor
+    own("cadvisor-port", Int(|s| &mut s.cadvisor_port)),
     own("housekeeping-interval", Ignored),
     own("max-housekeeping-interval", Ignored),
     own("application-metrics-count-limit", Ignored),

@@ -24,6 +24,7 @@ static MEANINGS: &[(&str, &str)] = &[
     ("runtime-cgroups", "the cgroup of the container runtime"),
     ("image-credential-provider-config", "configuration of credential plugins"),
     ("image-credential-provider-bin-dir", "where those plugins are"),
+    ("proxy-config", "KubeProxyConfiguration of `longshore node`, which runs kube-proxy too"),
     ("seccomp-default", "RuntimeDefault is the default seccomp profile"),
     ("v", "verbosity of the log: 0 to 10"),
     ("logging-format", "text or json"),
@@ -46,6 +47,20 @@ static GROUPS: [Group; 5] = [
 
 /// The order in which groups are shown.
 const ORDER: [usize; 5] = [4, 1, 2, 3, 0];
+
+/// The flags of another program, as they are in its table.
+pub(super) fn table<T>(program: &str, about: &str, flags: &[Flag<T>]) -> String {
+    let mut text = format!("{about}\n\nUsage:\n  {program} [flags]\n\nFlags:\n");
+    for flag in flags {
+        let kind = flag.target.type_name();
+        let note = if flag.deprecated { "(config)" } else { "" };
+        let dashes = if flag.name.len() == 1 { "-" } else { "--" };
+        let shown = format!("{dashes}{} {kind}", flag.name);
+        // writing to a String cannot fail
+        let _ = writeln!(text, "  {}", format!("{shown:<54} {note}").trim_end());
+    }
+    text
+}
 
 pub(super) fn text() -> String {
     let mut text = String::from(

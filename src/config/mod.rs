@@ -1,8 +1,6 @@
 //! From the command line and the configuration files to one plain [`Config`] that the rest reads.
 //! Flags win over files; everything is checked before anything starts, and all faults are told
 //! together.
-//!
-//! Current limitations: the `proxy` command refuses to run, as kube-proxy's part is not built yet.
 
 mod cgroups;
 mod checks_managers;
@@ -16,6 +14,7 @@ mod help;
 mod kubelet;
 mod labels;
 mod pflag;
+mod proxy;
 mod quantities;
 #[cfg(test)]
 mod tests;
@@ -33,6 +32,8 @@ use self::flags::KUBELET_FLAGS;
 pub use self::gates::FeatureGates;
 pub use self::kubelet::*;
 use self::pflag::Parsed;
+pub(crate) use self::proxy::banner as proxy_banner;
+pub use self::proxy::{ProxyConfig, ProxyTask};
 pub use self::quantities::Reserved;
 
 /// The release of Kubernetes that this daemon is a node of.
@@ -50,9 +51,6 @@ pub enum ConfigError {
     /// Settings that are well formed but not allowed: one line for each.
     #[error("invalid configuration:\n  {}", .0.join("\n  "))]
     Invalid(Vec<String>),
-    /// The proxy was asked for.
-    #[error("kube-proxy is not part of this release of longshore: it comes with a later one")]
-    NoProxy,
 }
 
 /// What the command line asks for.
@@ -60,8 +58,17 @@ pub enum ConfigError {
 pub enum Command {
     /// Print this text on a line of its own and leave with success.
     Print(String),
-    /// Run the kubelet.
+    /// Write this text to a file and leave.
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What is to stand there.
+        text: String,
+    },
+    /// Run the kubelet, with kube-proxy beside it if the config has one.
     Kubelet(Box<Config>),
+    /// Run kube-proxy alone.
+    Proxy(Box<ProxyConfig>, ProxyTask),
 }
 
 /// Everything that is set from outside, checked and complete.
@@ -103,6 +110,8 @@ pub struct Config {
     pub maximum_dead_containers_per_container: i32,
     /// How many dead containers are kept in all; negative: any number.
     pub maximum_dead_containers: i32,
+    /// Port of cAdvisor's own interface, on the address of the server's; 0 for none.
+    pub cadvisor_port: i32,
     /// What is held back from pods.
     pub reserved: Reserved,
     /// When pods have to go for the node's sake.
@@ -111,6 +120,8 @@ pub struct Config {
     pub flags: BTreeMap<&'static str, String>,
     /// What works otherwise than its author may think, for a line each in the log.
     pub warnings: Vec<String>,
+    /// kube-proxy, if it runs in the same process.
+    pub proxy: Option<Box<ProxyConfig>>,
 }
 
 /// The values of the command line, as given.
@@ -136,7 +147,9 @@ struct KubeletFlags {
     minimum_container_ttl: GoDuration,
     maximum_dead_containers_per_container: i32,
     maximum_dead_containers: i32,
+    cadvisor_port: i32,
     allocatable_ignores_eviction: bool,
+    proxy_config: String,
     kubelet: KubeletConfiguration,
 }
 
@@ -163,7 +176,9 @@ impl KubeletFlags {
             minimum_container_ttl: GoDuration::ZERO,
             maximum_dead_containers_per_container: 1,
             maximum_dead_containers: -1,
+            cadvisor_port: 0,
             allocatable_ignores_eviction: false,
+            proxy_config: String::new(),
             kubelet,
         }
     }
@@ -174,8 +189,9 @@ Longshore, a Kubernetes node.
 
 Usage:
   longshore kubelet [flags]   run the kubelet (also when the program's name is kubelet)
-  longshore proxy [flags]     run kube-proxy (not part of this release)
-  longshore node [flags]      run both in one process; takes the kubelet's flags
+  longshore proxy [flags]     run kube-proxy (also when the program's name is kube-proxy)
+  longshore node [flags]      run both in one process; takes the kubelet's flags, and
+                              --proxy-config=FILE, a KubeProxyConfiguration
   longshore --version
 ";
 
@@ -186,14 +202,14 @@ pub fn from_args(args: impl IntoIterator<Item = String>) -> Result<Command, Conf
     let rest: Vec<String> = args.collect();
     let name = Path::new(&program).file_name().and_then(|name| name.to_str()).unwrap_or_default();
     match name {
-        "kubelet" => return kubelet_command(&rest),
-        "kube-proxy" => return proxy_command(&rest),
+        "kubelet" => return kubelet_command(&rest, Roles::Kubelet),
+        "kube-proxy" => return proxy::command(&rest),
         _ => {}
     }
     match rest.split_first().map(|(command, rest)| (command.as_str(), rest)) {
-        // one process runs the kubelet now and the proxy beside it once there is one
-        Some(("kubelet" | "node", rest)) => kubelet_command(rest),
-        Some(("proxy", rest)) => proxy_command(rest),
+        Some(("kubelet", rest)) => kubelet_command(rest, Roles::Kubelet),
+        Some(("node", rest)) => kubelet_command(rest, Roles::Both),
+        Some(("proxy", rest)) => proxy::command(rest),
         Some(("--version" | "version", _)) => Ok(Command::Print(version_text("true"))),
         Some(("--help" | "-h" | "help", _)) => Ok(Command::Print(USAGE.to_owned())),
         Some((other, _)) => {
@@ -203,14 +219,15 @@ pub fn from_args(args: impl IntoIterator<Item = String>) -> Result<Command, Conf
     }
 }
 
-fn proxy_command(args: &[String]) -> Result<Command, ConfigError> {
-    match args.first().map(String::as_str) {
-        Some("--version" | "--version=true") => Ok(Command::Print(version_text("true"))),
-        _ => Err(ConfigError::NoProxy),
-    }
+/// What a process of the node is.
+#[derive(Clone, Copy, PartialEq)]
+enum Roles {
+    Kubelet,
+    /// With kube-proxy beside it.
+    Both,
 }
 
-fn kubelet_command(args: &[String]) -> Result<Command, ConfigError> {
+fn kubelet_command(args: &[String], roles: Roles) -> Result<Command, ConfigError> {
     let parsed = Parsed::new(KUBELET_FLAGS, args).map_err(ConfigError::CommandLine)?;
     let mut flags = KubeletFlags::over(KubeletConfiguration::without_file());
     parsed.apply(&mut flags).map_err(ConfigError::CommandLine)?;
@@ -237,6 +254,11 @@ fn kubelet_command(args: &[String]) -> Result<Command, ConfigError> {
         flags = KubeletFlags::over(settings);
         parsed.apply(&mut flags).map_err(ConfigError::CommandLine)?;
     }
+    let proxy_config = path(&flags.proxy_config);
+    if roles == Roles::Kubelet && proxy_config.is_some() {
+        let fault = "--proxy-config: only `longshore node` runs kube-proxy beside the kubelet";
+        return Err(ConfigError::CommandLine(fault.to_owned()));
+    }
     let shown = pflag::shown(KUBELET_FLAGS, &mut flags);
     let mut config = checked(flags)?;
     config.flags = shown;
@@ -246,6 +268,10 @@ fn kubelet_command(args: &[String]) -> Result<Command, ConfigError> {
     warnings.extend(parsed.ignored().map(|flag| format!("--{flag} has no effect")));
     warnings.extend(effects::without_effect(&config.kubelet));
     config.warnings = warnings;
+    if roles == Roles::Both {
+        let proxy = proxy::beside_kubelet(proxy_config, &config.node_name)?;
+        config.proxy = Some(Box::new(proxy));
+    }
     Ok(Command::Kubelet(Box::new(config)))
 }
 
@@ -284,6 +310,9 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
     if flags.exit_on_lock_contention && flags.lock_file.is_empty() {
         errors.push("--exit-on-lock-contention: --lock-file must be set with it".to_owned());
     }
+    if !(0..=65535).contains(&flags.cadvisor_port) {
+        errors.push("--cadvisor-port: must be a port from 1 to 65535, or 0 for none".to_owned());
+    }
     if !errors.is_empty() {
         return Err(ConfigError::Invalid(errors));
     }
@@ -307,9 +336,11 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
         minimum_container_ttl: flags.minimum_container_ttl,
         maximum_dead_containers_per_container: flags.maximum_dead_containers_per_container,
         maximum_dead_containers: flags.maximum_dead_containers,
+        cadvisor_port: flags.cadvisor_port,
         kubelet: flags.kubelet,
         flags: BTreeMap::new(),
         warnings: Vec::new(),
+        proxy: None,
     })
 }
 

@@ -24,6 +24,7 @@ pub(super) enum Target<T> {
     Bool(fn(&mut T) -> &mut bool),
     Int(fn(&mut T) -> &mut i32),
     Long(fn(&mut T) -> &mut i64),
+    Float(fn(&mut T) -> &mut f32),
     Text(fn(&mut T) -> &mut String),
     Ip(fn(&mut T) -> &mut String),
     Duration(fn(&mut T) -> &mut GoDuration),
@@ -60,6 +61,7 @@ impl<T> Target<T> {
         match self {
             Self::Bool(_) | Self::IgnoredBool => "",
             Self::Int(_) | Self::Long(_) | Self::Verbosity(_) => "int",
+            Self::Float(_) => "float",
             Self::Text(_) | Self::Word(_) | Self::Ignored => "string",
             Self::Ip(_) => "ip",
             Self::Duration(_) => "duration",
@@ -76,6 +78,9 @@ impl<T> Target<T> {
             Self::Bool(field) => *field(into) = boolean(value)?,
             Self::Int(field) => *field(into) = integer(value)?,
             Self::Long(field) => *field(into) = integer(value)?,
+            Self::Float(field) => {
+                *field(into) = value.parse().map_err(|_| format!("{value:?} is no number"))?;
+            }
             Self::Verbosity(field) => *field(into) = integer(value)?,
             Self::Text(field) | Self::Word(field) => *field(into) = value.to_owned(),
             Self::Ip(field) => *field(into) = ip(value)?,
@@ -148,6 +153,7 @@ impl<T> Target<T> {
             Self::Bool(field) => field(from).to_string(),
             Self::Int(field) => field(from).to_string(),
             Self::Long(field) => field(from).to_string(),
+            Self::Float(field) => field(from).to_string(),
             Self::Verbosity(field) => field(from).to_string(),
             Self::Text(field) | Self::Word(field) | Self::Ip(field) => field(from).clone(),
             Self::Duration(field) => field(from).to_string(),
@@ -252,6 +258,11 @@ impl<T> Parsed<T> {
             })?;
         }
         Ok(())
+    }
+
+    /// All given flags with their values.
+    pub(super) fn values(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.values.iter().map(|(flag, value)| (flag.name, value.as_str()))
     }
 
     /// The given flags that work, but whose setting belongs in the configuration file.

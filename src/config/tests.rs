@@ -112,7 +112,7 @@ fn kubelet(args: &[&str]) -> Result<Config, String> {
         .concat();
     match run(&args) {
         Ok(Command::Kubelet(config)) => Ok(*config),
-        Ok(Command::Print(text)) => panic!("printed {text}"),
+        Ok(other) => panic!("{other:?}"),
         Err(error) => Err(error.to_string()),
     }
 }
@@ -301,6 +301,8 @@ fn without_a_file_the_old_open_defaults_hold() {
         ("AlwaysAllow", 10255)
     );
     assert_eq!((config.kubeconfig, config.node_name.as_str()), (None, "n1"));
+    assert_eq!(config.cadvisor_port, 0, "it is shut unless it is asked for");
+    assert_eq!(kubelet(&["--cadvisor-port=4194"]).unwrap().cadvisor_port, 4194);
     assert_eq!(
         config.kubelet.crash_loop_back_off.max_container_restart_period,
         Some(GoDuration::secs(300))
@@ -327,6 +329,8 @@ fn a_command_line_at_fault_is_refused() {
         (&["--hostname-override=_"], "not a DNS name"),
         (&["--feature-gates=NoSuch=true"], "unrecognized feature gate: NoSuch"),
         (&["--cloud-provider=aws"], "--cloud-provider"),
+        (&["--cadvisor-port=65536"], "--cadvisor-port"),
+        (&["--cadvisor-port=-1"], "--cadvisor-port"),
         (&["-x"], "unknown shorthand flag"),
         (&["--config=/nonexistent/file"], "/nonexistent/file"),
     ] {
@@ -451,8 +455,23 @@ fn the_program_name_chooses_the_role() {
     }
     assert!(kubelet(&["--version=v1.36.1-mine"]).unwrap().warnings[0].contains("--version"));
     assert!(kubelet(&["--version=maybe"]).unwrap_err().contains("--version"));
-    assert!(matches!(run(&["kube-proxy", "--config=x"]), Err(ConfigError::NoProxy)));
-    assert!(matches!(run(&["longshore", "proxy"]), Err(ConfigError::NoProxy)));
+    let proxy = |args: &[&str]| matches!(run(args), Ok(Command::Proxy(..)));
+    assert!(proxy(&["/usr/local/bin/kube-proxy"]) && proxy(&["longshore", "proxy"]));
+    let beside = |role: &str| match run(&[
+        "longshore",
+        role,
+        "--fail-cgroupv1=false",
+        "--hostname-override=a",
+    ]) {
+        Ok(Command::Kubelet(config)) => config.proxy.map(|proxy| proxy.node_name),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(beside("kubelet"), None);
+    assert_eq!(beside("node").as_deref(), Some("a"));
+    assert!(matches!(
+        run(&["kubelet", "--proxy-config=x"]),
+        Err(ConfigError::CommandLine(text)) if text.contains("longshore node")
+    ));
     assert!(matches!(run(&["longshore", "sail"]), Err(ConfigError::CommandLine(_))));
     assert!(matches!(run(&["longshore"]), Err(ConfigError::CommandLine(_))));
 }

@@ -27,8 +27,8 @@ const QUEUE: usize = 1000;
 const TRIES: u32 = 12;
 /// The longest pause between tries.
 const PAUSE: Duration = Duration::from_secs(10);
-/// The name that the daemon goes by in its events.
-const COMPONENT: &str = "kubelet";
+/// The name that the node goes by in its events.
+const KUBELET: &str = "kubelet";
 /// The longest message kept, which bounds what the queue can hold.
 const MAX_MESSAGE: usize = 4096;
 
@@ -72,8 +72,18 @@ impl Recorder {
     /// Starts the task that writes events of the node `host`; it ends when the last handle is
     /// dropped and what was told before is written. Without a client, events are logged only.
     pub fn start(client: Option<Client>, host: &str) -> (Self, JoinHandle<()>) {
+        Self::start_as(KUBELET, client, host)
+    }
+
+    /// The same for events of another component than the kubelet.
+    pub fn start_as(
+        component: &'static str,
+        client: Option<Client>,
+        host: &str,
+    ) -> (Self, JoinHandle<()>) {
         let (queue, told) = mpsc::channel(QUEUE);
-        let writer = Writer { client, host: host.to_owned(), correlator: Correlator::default() };
+        let (host, correlator) = (host.to_owned(), Correlator::default());
+        let writer = Writer { component, client, host, correlator };
         (Self { queue }, tokio::spawn(writer.run(told)))
     }
 
@@ -115,6 +125,7 @@ pub fn node_reference(name: &str) -> ObjectReference {
 
 /// The task behind the handles.
 struct Writer {
+    component: &'static str,
     client: Option<Client>,
     host: String,
     correlator: Correlator,
@@ -151,10 +162,10 @@ impl Writer {
             message: Some(message),
             type_: Some(kind.as_str().to_owned()),
             source: Some(EventSource {
-                component: Some(COMPONENT.to_owned()),
+                component: Some(self.component.to_owned()),
                 host: Some(self.host.clone()),
             }),
-            reporting_component: Some(COMPONENT.to_owned()),
+            reporting_component: Some(self.component.to_owned()),
             reporting_instance: Some(self.host.clone()),
             first_timestamp: Some(Time(at)),
             last_timestamp: Some(Time(at)),

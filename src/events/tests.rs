@@ -13,8 +13,12 @@ use serde_json::{Value, json};
 use super::*;
 
 fn told(object: &str, reason: &str, message: &str) -> Event {
-    let writer =
-        Writer { client: None, host: "node-1".to_owned(), correlator: Correlator::default() };
+    let writer = Writer {
+        component: KUBELET,
+        client: None,
+        host: "node-1".to_owned(),
+        correlator: Correlator::default(),
+    };
     let about = ObjectReference {
         kind: Some("Pod".to_owned()),
         namespace: Some("ns".to_owned()),

@@ -64,6 +64,11 @@ pub(super) fn are_local(ips: &[IpAddr]) -> bool {
     ips.iter().all(|ip| check(*ip, &local).is_ok())
 }
 
+/// All addresses of this host's interfaces that are up.
+pub(crate) fn host_addresses() -> Vec<IpAddr> {
+    local_addresses().into_iter().map(|address| address.ip).collect()
+}
+
 fn check(ip: IpAddr, local: &[Local]) -> Result<(), AddressError> {
     if !is_global(ip) {
         return Err(AddressError::Unusable(ip));

@@ -32,6 +32,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
+pub(crate) use self::addresses::host_addresses;
 pub use self::addresses::{AddressError, resolve as resolve_addresses};
 pub use self::inputs::{Feeds, Inputs, RuntimeHealth, channels};
 pub use self::lease::renew as renew_lease;

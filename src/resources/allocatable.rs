@@ -120,7 +120,7 @@ mod tests {
         let args = base.iter().chain(flags).map(|arg| (*arg).to_owned());
         match from_args(args).unwrap() {
             Command::Kubelet(config) => config.reserved,
-            Command::Print(text) => unreachable!("{text}"),
+            other => unreachable!("{other:?}"),
         }
     }
 

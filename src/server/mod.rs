@@ -1,5 +1,6 @@
 //! The node's ports: 10250 for the control plane (TLS, with leave asked for each request), 10255
 //! for reading pods when it is switched on, and 10248 for a local look at the daemon's health.
+//! cAdvisor's interface has a port of its own (`--cadvisor-port`), if it is wanted.
 //!
 //! What the answers are made of is asked of a [`Host`]; nothing else of the daemon is known here.
 //!
@@ -11,6 +12,7 @@ mod auth;
 mod checkpoint;
 mod configz;
 mod debug;
+mod figures;
 mod health;
 mod listen;
 mod lobby;
@@ -45,6 +47,7 @@ use tracing::info;
 use self::audit::Audit;
 use self::auth::Auth;
 pub use self::auth::NoApiserver;
+pub use self::figures::Figures;
 pub use self::metrics::Requests;
 use self::tls::Tls;
 pub use self::tls::TlsError;
@@ -65,17 +68,22 @@ pub trait Host: Send + Sync + 'static {
     /// What runs of all pods.
     fn observed_pods(&self) -> Vec<Arc<ObservedPod>>;
 
-    /// The log file of the container with that id of the runtime's; the error is for the caller.
-    fn log_path<'a>(&'a self, container_id: &'a str) -> BoxFuture<'a, Result<PathBuf, String>>;
+    /// The log file of the container with that id of the runtime's, if there is one.
+    fn log_path(&self, container_id: &str) -> Option<PathBuf>;
 
-    /// Whether the container with that id may still write to its log. Cheap; asked each second.
-    fn is_running(&self, container_id: &str) -> bool;
+    /// Done as soon as that container of that pod does not run, and writes no more to its log.
+    fn until_ended(&self, uid: &str, container_id: &str) -> BoxFuture<'static, ()>;
 
     /// What the node tells of itself.
     fn metrics(&self) -> &Metrics;
 
     /// Whether the daemon's own loops turn; the error says which does not.
     fn healthy(&self) -> Result<(), String>;
+
+    /// What the machine and its pods use; `None` to tell nothing of it.
+    fn figures(&self) -> Option<Figures> {
+        None
+    }
 }
 
 /// Why the ports cannot be opened.
@@ -139,6 +147,11 @@ impl Server {
                 ports.push(Port { listener, tls: None, router });
             }
         }
+        if let Some(figures) = host.figures().filter(|_| config.cadvisor_port != 0) {
+            let listener = listen(&settings.address, config.cadvisor_port).await?;
+            let router = figures::cadvisor_routes(figures);
+            ports.push(Port { listener, tls: None, router });
+        }
         if settings.healthz_port != 0 {
             let listener = listen(&settings.healthz_bind_address, settings.healthz_port).await?;
             ports.push(Port { listener, tls: None, router: health::routes(host) });
@@ -146,7 +159,8 @@ impl Server {
         Ok(Self { ports, audit })
     }
 
-    /// Where it listens, in the order: control plane, read-only, health; those that are open.
+    /// Where it listens, in the order: control plane, read-only, cAdvisor, health; those that are
+    /// open.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.ports.iter().filter_map(|port| port.listener.local_addr().ok()).collect()
     }
@@ -158,6 +172,11 @@ impl Server {
         });
         futures::future::join_all(ports).await;
     }
+}
+
+/// Answers requests of a port without encryption or leave to ask for, for ever.
+pub(crate) async fn serve_plain(listener: TcpListener, router: Router) {
+    listen::serve(listener, None, router, Arc::default()).await;
 }
 
 async fn listen(ip: &str, port: i32) -> Result<TcpListener, ServerError> {

@@ -8,8 +8,8 @@ use axum::routing::any;
 use longshore_cri::Runtime;
 
 use super::{
-    Host, Refusal, checkpoint, configz, debug, health, logs, metrics, node_logs, pods, streaming,
-    zpages,
+    Host, Refusal, checkpoint, configz, debug, figures, health, logs, metrics, node_logs, pods,
+    streaming, zpages,
 };
 use crate::config::Config;
 
@@ -18,6 +18,7 @@ use crate::config::Config;
 pub(super) fn read_only(host: &Arc<dyn Host>) -> Router {
     health::routes(Arc::clone(host))
         .merge(pods::routes(Arc::clone(host)))
+        .merge(figures::routes(host.figures()))
         .merge(metrics::routes(Arc::clone(host)))
 }
 
@@ -27,7 +28,7 @@ pub(super) fn control_plane(config: &Config, host: &Arc<dyn Host>, runtime: Runt
     if !config.kubelet.enable_debugging_handlers {
         return open.merge(disabled());
     }
-    open.merge(logs::routes(Arc::clone(host)))
+    open.merge(logs::routes(config, Arc::clone(host)))
         .merge(pods::running_routes(Arc::clone(host)))
         .merge(checkpoint::routes(config, Arc::clone(host), runtime.clone()))
         .merge(streaming::routes(config, Arc::clone(host), runtime))

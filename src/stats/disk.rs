@@ -6,7 +6,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{self as spec_v1, Pod};
+use k8s_openapi::jiff::Timestamp;
 use longshore_pod::spec;
 use longshore_pod::usage::Space;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, openat, statat, statvfs};
@@ -27,6 +28,8 @@ pub struct FileSystem {
     pub capacity: u64,
     /// Bytes that are left for those who are not root.
     pub available: u64,
+    /// Bytes that are in use.
+    pub used: u64,
     /// Inodes in all; 0 where they are not counted.
     pub inodes: u64,
     /// Inodes that are left.
@@ -42,6 +45,7 @@ impl FileSystem {
             device: stat.st_dev,
             capacity: all.f_blocks.saturating_mul(all.f_frsize),
             available: all.f_bavail.saturating_mul(all.f_frsize),
+            used: all.f_blocks.saturating_sub(all.f_bfree).saturating_mul(all.f_frsize),
             inodes: all.f_files,
             inodes_free: all.f_ffree,
         })
@@ -50,11 +54,24 @@ impl FileSystem {
 
 /// What a pod has on disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct PodDisk {
-    pub(super) volumes: BTreeMap<String, Space>,
+pub struct PodDisk {
+    /// When it was read.
+    pub at: Timestamp,
+    /// The volumes that the node made for it, by name.
+    pub volumes: BTreeMap<String, VolumeUse>,
     /// By container.
-    pub(super) logs: BTreeMap<String, Space>,
-    pub(super) own: Space,
+    pub logs: BTreeMap<String, Space>,
+    /// What else the node keeps for it.
+    pub own: Space,
+}
+
+/// A volume, and the file system that it is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VolumeUse {
+    /// What the volume takes.
+    pub used: Space,
+    /// Its file system: the node's, or one of its own in memory.
+    pub file_system: FileSystem,
 }
 
 #[derive(Clone, Debug)]
@@ -65,11 +82,12 @@ struct Volume {
 }
 
 impl Volume {
-    fn read(&self) -> io::Result<Space> {
-        match self.in_memory {
-            true => mounted(&self.path),
-            false => tree(&self.path),
-        }
+    fn read(&self) -> io::Result<VolumeUse> {
+        let used = match self.in_memory {
+            true => mounted(&self.path)?,
+            false => tree(&self.path)?,
+        };
+        Ok(VolumeUse { used, file_system: FileSystem::of(&self.path)? })
     }
 }
 
@@ -86,12 +104,8 @@ impl Places {
         let dir = root_dir.join("pods").join(spec::uid(pod));
         let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref());
         let volumes = volumes.unwrap_or_default().iter().filter_map(|volume| {
-            let (plugin, medium) = match (&volume.empty_dir, &volume.config_map) {
-                (Some(source), _) => ("kubernetes.io~empty-dir", source.medium.as_deref()),
-                (None, Some(_)) => ("kubernetes.io~configmap", None),
-                (None, None) => return None,
-            };
-            let path = dir.join("volumes").join(plugin).join(&volume.name);
+            let path = dir.join("volumes").join(plugin(volume)?).join(&volume.name);
+            let medium = volume.empty_dir.as_ref().and_then(|source| source.medium.as_deref());
             let in_memory = medium == Some("Memory");
             Some(Volume { name: volume.name.clone(), path, in_memory })
         });
@@ -105,10 +119,10 @@ impl Places {
 
     /// What is not there takes nothing.
     pub(super) fn read(&self) -> PodDisk {
-        let mut disk = PodDisk::default();
+        let mut disk = PodDisk { at: Timestamp::now(), ..PodDisk::default() };
         for volume in &self.volumes {
-            if let Ok(space) = volume.read() {
-                disk.volumes.insert(volume.name.clone(), space);
+            if let Ok(used) = volume.read() {
+                disk.volumes.insert(volume.name.clone(), used);
             }
         }
         for entry in std::fs::read_dir(&self.logs).into_iter().flatten().flatten() {
@@ -124,6 +138,18 @@ impl Places {
         disk.own += tree(&self.etc_hosts).unwrap_or_default();
         disk
     }
+}
+
+/// The directory of a volume's kind, if the node makes it.
+fn plugin(volume: &spec_v1::Volume) -> Option<&'static str> {
+    let kinds = [
+        (volume.empty_dir.is_some(), "kubernetes.io~empty-dir"),
+        (volume.config_map.is_some(), "kubernetes.io~configmap"),
+        (volume.secret.is_some(), "kubernetes.io~secret"),
+        (volume.downward_api.is_some(), "kubernetes.io~downward-api"),
+        (volume.projected.is_some(), "kubernetes.io~projected"),
+    ];
+    kinds.into_iter().find(|(is_it, _)| *is_it).map(|(_, plugin)| plugin)
 }
 
 /// What is in a file system of its own.

@@ -5,7 +5,7 @@ use std::io;
 use longshore_pod::usage::{Figures, Memory};
 use procfs::Current;
 
-use super::cgroups::{Group, Hierarchies};
+use super::cgroup::{Group, Hierarchies};
 
 /// What the machine has, and what of it is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

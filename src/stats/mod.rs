@@ -1,22 +1,29 @@
 //! Capacity and use, read from the kernel: of the machine, of file systems, and of pods and their
-//! containers. Eviction asks, garbage collection may, and the server will show it.
+//! containers. Eviction asks for what it ranks by, the server for a [`Snapshot`] of all.
 //!
 //! Nothing is read while nobody asks. Who asks says how old an answer may be; those who ask at the
 //! same time share one reading, and one that hangs holds up nobody but who wants that very figure.
 //! Reading a disk costs as much as there is on it, so that is done for few pods at a time, and the
 //! more seldom the longer it takes.
 //!
-//! Files of /proc and of cgroups are read as they are: the crates for cgroups hold a whole tree of
-//! controllers for what is two files a pod here.
+//! Files of /proc and of cgroups are read as they are: the crates for cgroups walk from the root for
+//! each file, and make objects of all that is in it.
 //!
 //! Current limitations: project quotas are not asked, what lies deeper than [`disk::DEEPEST`]
-//! directories in a volume is not counted, and on cgroup v1 nothing tells of swap.
+//! directories in a volume is not counted, and on cgroup v1 nothing tells eviction of swap.
 
-mod cgroups;
+mod cgroup;
+mod devices;
 mod disk;
 mod figure;
+#[cfg(test)]
+pub mod fixture;
 mod machine;
 mod pods;
+mod process;
+mod rates;
+mod snapshot;
+mod system;
 
 use std::collections::HashMap;
 use std::io;
@@ -25,6 +32,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
 use longshore_cri::Runtime;
 use longshore_pod::eviction::Layout;
 use longshore_pod::spec;
@@ -34,13 +42,22 @@ use tracing::debug;
 
 use crate::observe::Observer;
 use crate::resources::cgroups::Cgroups;
-use cgroups::{Group, Hierarchies};
-use disk::PodDisk;
+use cgroup::{Group as GroupName, Hierarchies};
 use figure::Figure;
+use rates::Rates;
+use system::SystemGroups;
 
-pub use disk::FileSystem;
+pub use cgroup::{
+    Cpu, Detail, DeviceIo, Faults, Limits, MemoryUse, OPERATIONS, Pressure, Reading, Stall, Stalls,
+    Tasks, Throttling,
+};
+pub use devices::{Activity, Devices, Disk};
+pub use disk::{FileSystem, PodDisk, VolumeUse};
 pub use figure::Error;
 pub use machine::{Machine, Pids};
+pub use process::{Interface, Open, Processes, Traffic};
+pub use snapshot::{Group, PodGroup, Run, Snapshot};
+pub use system::SystemNames;
 
 /// How long the runtime's answer about where its file systems are holds.
 const PLACES_AGE: Duration = Duration::from_secs(60);
@@ -73,7 +90,12 @@ struct Shared {
     machine: Figure<Machine>,
     places: Figure<Places>,
     file_systems: Figure<FileSystems>,
-    layers: Figure<HashMap<String, Space>>,
+    layers: Figure<Layers>,
+    system_names: SystemNames,
+    system: Figure<SystemGroups>,
+    /// By [`Detail`].
+    snapshots: [Figure<Snapshot>; 3],
+    rates: Rates,
     disks: Mutex<HashMap<String, Known>>,
     walks: Arc<tokio::sync::Semaphore>,
 }
@@ -84,10 +106,31 @@ struct Known {
     asked: Instant,
 }
 
+/// What containers have written over their images, as the runtime told it.
+#[derive(Clone, Debug, Default)]
+pub struct Layers {
+    /// When it was told.
+    pub at: Timestamp,
+    /// By container id.
+    pub used: HashMap<String, Space>,
+}
+
 /// Where the runtime keeps images, and what containers write over them.
 struct Places {
     images: PathBuf,
     containers: PathBuf,
+    used: RuntimeUse,
+}
+
+/// What the runtime says that it takes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RuntimeUse {
+    /// When it said so.
+    pub at: Timestamp,
+    /// Its images.
+    pub images: Space,
+    /// What containers have written; `None` if that is not told apart.
+    pub containers: Option<Space>,
 }
 
 /// The file systems that pods live on.
@@ -106,6 +149,8 @@ pub struct RuntimeFileSystems {
     pub images: FileSystem,
     /// That of what containers write.
     pub containers: FileSystem,
+    /// What the runtime says that it takes of them.
+    pub used: RuntimeUse,
 }
 
 impl FileSystems {
@@ -136,6 +181,7 @@ impl Stats {
         cgroups: Cgroups,
         root_dir: &Path,
         pod_logs_dir: &Path,
+        system_names: SystemNames,
     ) -> Self {
         let shared = Shared {
             runtime,
@@ -149,6 +195,10 @@ impl Stats {
             places: Figure::default(),
             file_systems: Figure::default(),
             layers: Figure::default(),
+            system_names,
+            system: Figure::default(),
+            snapshots: Default::default(),
+            rates: Rates::default(),
             disks: Mutex::default(),
             walks: Arc::new(tokio::sync::Semaphore::new(WALKS)),
         };
@@ -165,19 +215,19 @@ impl Stats {
     /// The memory of all pods together; `None` if they have no cgroup of their own.
     pub async fn pods_memory(&self) -> Result<Option<Memory>, Error> {
         let Some(group) = self.shared.kubepods.as_deref() else { return Ok(None) };
-        let group = Group::new(&self.shared.hierarchies, group);
+        let group = GroupName::new(&self.shared.hierarchies, group);
         figure::blocking(move || group.memory()).await.map(Some)
     }
 
     /// The file (of whichever cgroup version) about the memory of all pods together.
     pub fn pods_memory_file(&self, name: &str) -> Option<PathBuf> {
         let group = self.shared.kubepods.as_deref()?;
-        Some(Group::new(&self.shared.hierarchies, group).memory_file(name))
+        Some(GroupName::new(&self.shared.hierarchies, group).memory_file(name))
     }
 
     /// The file about the machine's memory in the root of cgroup v1.
     pub fn root_memory_file(&self, name: &str) -> PathBuf {
-        Group::root(&self.shared.hierarchies).memory_file(name)
+        GroupName::root(&self.shared.hierarchies).memory_file(name)
     }
 
     /// Whether the machine has cgroup v2 alone.
@@ -194,6 +244,15 @@ impl Stats {
             .await
     }
 
+    /// Ask the runtime again where its file systems are and what it takes of them, if what it said
+    /// is older than `max_age`; who asks waits for no longer than `patience`.
+    pub async fn ask_runtime(&self, max_age: Duration, patience: Duration) {
+        let runtime = self.shared.runtime.clone();
+        let asked = self.shared.places.get(max_age, || find_places(runtime));
+        // What comes late is known the next time.
+        let _ = timeout(patience, asked).await;
+    }
+
     async fn read_file_systems(&self) -> Result<FileSystems, Error> {
         let runtime = self.shared.runtime.clone();
         let places = self.shared.places.get(PLACES_AGE, || find_places(runtime)).await;
@@ -206,11 +265,55 @@ impl Stats {
             let runtime = places.map(|places| {
                 let images = file_system(&places.images)?;
                 let containers = file_system(&places.containers)?;
-                io::Result::Ok(RuntimeFileSystems { images, containers })
+                io::Result::Ok(RuntimeFileSystems { images, containers, used: places.used })
             });
             Ok(FileSystems { node: file_system(&node)?, runtime: runtime.transpose()? })
         })
         .await
+    }
+
+    /// All cgroups that the server tells of, at that detail or more.
+    pub async fn snapshot(
+        &self,
+        detail: Detail,
+        max_age: Duration,
+    ) -> Result<Arc<Snapshot>, Error> {
+        let system = self.system_groups().await;
+        let shared = self.shared.clone();
+        let read = || async move {
+            figure::blocking(move || {
+                let mut snapshot = Snapshot::read(&shared, detail, &system)?;
+                shared.rates.apply(&mut snapshot);
+                Ok(snapshot)
+            })
+            .await
+        };
+        self.shared.snapshots[detail as usize].get(max_age, read).await
+    }
+
+    async fn system_groups(&self) -> Arc<SystemGroups> {
+        let names = self.shared.system_names.clone();
+        let unified = self.is_unified();
+        let find = || figure::blocking(move || names.find(unified));
+        let found = self.shared.system.get(PLACES_AGE, find).await;
+        found.unwrap_or_default()
+    }
+
+    /// What those pods have on disk, by UID, and what their containers have written over their
+    /// images: as well as it is known after `patience`. What is older than `max_age` by then is
+    /// being read again.
+    pub async fn storage(
+        &self,
+        pods: &[Arc<Pod>],
+        max_age: Duration,
+        patience: Duration,
+    ) -> (HashMap<String, Arc<PodDisk>>, Option<Arc<Layers>>) {
+        let disks = pods.iter().map(|pod| self.disk(pod, max_age, patience));
+        let (disks, layers) =
+            tokio::join!(futures::future::join_all(disks), self.layers(max_age, patience));
+        let by_uid = pods.iter().zip(disks);
+        let by_uid = by_uid.filter_map(|(pod, disk)| Some((spec::uid(pod).to_owned(), disk?)));
+        (by_uid.collect(), layers)
     }
 
     /// What those pods use, by UID. A pod of which nothing can be read is left out.
@@ -226,10 +329,10 @@ impl Stats {
         let mut usages = figure::blocking(read).await.unwrap_or_default();
         if depth >= Depth::Files {
             let layers = match depth {
-                Depth::Disk => self.layers(max_age).await,
+                Depth::Disk => self.layers(max_age, PATIENCE).await,
                 _ => None,
             };
-            let disks = pods.iter().map(|pod| self.disk(pod, max_age));
+            let disks = pods.iter().map(|pod| self.disk(pod, max_age, PATIENCE));
             let disks = futures::future::join_all(disks).await;
             for (pod, disk) in pods.iter().zip(disks) {
                 if let (Some(usage), Some(disk)) = (usages.get_mut(spec::uid(pod)), disk) {
@@ -242,15 +345,15 @@ impl Stats {
     }
 
     /// What containers have written over their images, by container id.
-    async fn layers(&self, max_age: Duration) -> Option<Arc<HashMap<String, Space>>> {
+    async fn layers(&self, max_age: Duration, patience: Duration) -> Option<Arc<Layers>> {
         let runtime = self.shared.runtime.clone();
         let layers = self.shared.layers.get(max_age, || pods::layers(runtime));
-        let layers = timeout(PATIENCE, layers).await.unwrap_or_else(|late| Err(Error::of(late)));
+        let layers = timeout(patience, layers).await.unwrap_or_else(|late| Err(Error::of(late)));
         let layers = layers.inspect_err(|error| debug!(%error, "no news of writable layers"));
         layers.ok().or_else(|| self.shared.layers.last())
     }
 
-    async fn disk(&self, pod: &Pod, max_age: Duration) -> Option<Arc<PodDisk>> {
+    async fn disk(&self, pod: &Pod, max_age: Duration, patience: Duration) -> Option<Arc<PodDisk>> {
         let places = disk::Places::of(pod, &self.shared.root_dir, &self.shared.pod_logs_dir);
         let figure = self.known_disk(spec::uid(pod));
         let rest = figure.cost().saturating_mul(REST).min(LONGEST_REST);
@@ -263,7 +366,7 @@ impl Stats {
             })
             .await
         };
-        let disk = timeout(PATIENCE, figure.get(max_age.max(rest), read)).await;
+        let disk = timeout(patience, figure.get(max_age.max(rest), read)).await;
         disk.ok().and_then(Result::ok).or_else(|| figure.last())
     }
 
@@ -290,7 +393,19 @@ async fn find_places(runtime: Runtime) -> Result<Places, Error> {
     let images = path(&answer.image_filesystems)
         .ok_or_else(|| Error::of("the runtime tells no file system of images"))?;
     let containers = path(&answer.container_filesystems).unwrap_or_else(|| images.clone());
-    Ok(Places { images, containers })
+    let space = |file_systems: &[longshore_cri::v1::FilesystemUsage]| {
+        let first = file_systems.first()?;
+        let of = |value: &Option<longshore_cri::v1::UInt64Value>| {
+            value.as_ref().map_or(0, |value| value.value)
+        };
+        Some(Space { bytes: of(&first.used_bytes), inodes: of(&first.inodes_used) })
+    };
+    let used = RuntimeUse {
+        at: Timestamp::now(),
+        images: space(&answer.image_filesystems).unwrap_or_default(),
+        containers: space(&answer.container_filesystems),
+    };
+    Ok(Places { images, containers, used })
 }
 
 /// The file system of a path, which the error names.

@@ -6,17 +6,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
 use longshore_cri::Runtime;
 use longshore_pod::observed::ObservedPod;
 use longshore_pod::spec;
 use longshore_pod::usage::{ContainerUsage, Figures, Memory, PodUsage, Space};
 
-use super::cgroups::Group;
+use super::cgroup::{Cgroup, Group, Reader, container_id};
 use super::disk::PodDisk;
-use super::{Error, Shared};
+use super::{Error, Layers, Shared};
 
 /// What the processes of those pods use, by the pods' UIDs.
 pub(super) fn read(shared: &Shared, pods: &[Arc<Pod>]) -> HashMap<String, PodUsage> {
+    let mut reader = Reader::default();
     let one = |pod: &Arc<Pod>| {
         let uid = spec::uid(pod);
         let observed = shared.observer.pod(uid)?;
@@ -24,22 +26,27 @@ pub(super) fn read(shared: &Shared, pods: &[Arc<Pod>]) -> HashMap<String, PodUsa
         let group = Group::new(&shared.hierarchies, &path);
         // Without cgroups of their own, pods are the sum of their containers.
         let own = path.file_name().is_some_and(|name| name.to_string_lossy().contains("pod"));
-        let usage = usage(&group, &observed, own);
+        let usage = match group.open() {
+            Ok(group) => usage(&group, &observed, own, &mut reader),
+            Err(_) => PodUsage::default(),
+        };
         Some((uid.to_owned(), usage))
     };
     pods.iter().filter_map(one).collect()
 }
 
-fn usage(group: &Group, observed: &ObservedPod, own: bool) -> PodUsage {
+fn usage(group: &Cgroup, observed: &ObservedPod, own: bool, reader: &mut Reader) -> PodUsage {
     let mut containers = Vec::new();
     let mut sum = Figures::default();
-    for (name, id) in group.containers() {
+    for name in group.children() {
+        let id = container_id(&name);
         let container = observed.containers.iter().find(|container| container.id == id);
         let sandbox = observed.sandboxes.iter().any(|sandbox| sandbox.id == id);
         if container.is_none() && !sandbox {
             continue;
         }
-        let figures = group.child(&name).figures();
+        let Ok(child) = group.child(&name) else { continue };
+        let figures = child.figures(reader);
         add(&mut sum, &figures);
         if let Some(container) = container {
             let name = container.name.clone();
@@ -47,7 +54,7 @@ fn usage(group: &Group, observed: &ObservedPod, own: bool) -> PodUsage {
         }
     }
     containers.sort_by(|a, b| a.name.cmp(&b.name));
-    let figures = if own { group.figures() } else { sum };
+    let figures = if own { group.figures(reader) } else { sum };
     PodUsage { figures, containers, ..PodUsage::default() }
 }
 
@@ -71,7 +78,8 @@ fn add(sum: &mut Figures, other: &Figures) {
 }
 
 /// What containers have written over their images, by container id.
-pub(super) async fn layers(runtime: Runtime) -> Result<HashMap<String, Space>, Error> {
+pub(super) async fn layers(runtime: Runtime) -> Result<Layers, Error> {
+    let at = Timestamp::now();
     let listed = runtime.list_container_stats(None).await.map_err(Error::of)?;
     let layer = |stats: longshore_cri::v1::ContainerStats| {
         let layer = stats.writable_layer?;
@@ -79,21 +87,21 @@ pub(super) async fn layers(runtime: Runtime) -> Result<HashMap<String, Space>, E
         let inodes = layer.inodes_used.map_or(0, |used| used.value);
         Some((stats.attributes?.id, Space { bytes, inodes }))
     };
-    Ok(listed.into_iter().filter_map(layer).collect())
+    Ok(Layers { at, used: listed.into_iter().filter_map(layer).collect() })
 }
 
 /// Add what the pod has on disk.
 pub(super) fn add_disk(
     usage: &mut PodUsage,
     disk: &PodDisk,
-    layers: Option<&HashMap<String, Space>>,
+    layers: Option<&Layers>,
     observed: Option<&ObservedPod>,
 ) {
-    usage.volumes.clone_from(&disk.volumes);
+    usage.volumes = disk.volumes.iter().map(|(name, volume)| (name.clone(), volume.used)).collect();
     usage.own = disk.own;
     for container in &mut usage.containers {
         let id = observed.and_then(|pod| pod.newest(&container.name)).map(|run| run.id.as_str());
-        container.rootfs = id.and_then(|id| layers?.get(id).copied());
+        container.rootfs = id.and_then(|id| layers?.used.get(id).copied());
         container.logs = disk.logs.get(&container.name).copied();
     }
 }

@@ -70,7 +70,7 @@ async fn only_masters_act_as_others() {
     assert!(message(&status).contains("User \"bob\" cannot get"), "{status}");
     assert_eq!(read(&["impersonate-user: bob", "impersonate-group: system:masters"]).0, 200);
     assert_eq!(read(&["impersonate-group: system:masters"]).0, 400);
-    assert_eq!(read(&["impersonate-user: system:anonymous"]).0, 401);
+    assert_eq!(read(&["impersonate-user: system:anonymous"]).0, 403);
     let (code, status) = cluster.admin_curl(
         "/apis/authentication.k8s.io/v1/selfsubjectreviews",
         &[

@@ -221,7 +221,7 @@ async fn others_can_verify_tokens_by_themselves() {
     let token = cluster.token("default", json!({})).await;
     let bearer = format!("authorization: Bearer {token}");
     for path in ["/.well-known/openid-configuration", "/openid/v1/jwks"] {
-        assert_eq!(cluster.curl(path, &[]).0, 401, "{path}");
+        assert_eq!(cluster.curl(path, &[]).0, 403, "{path}");
         assert_eq!(cluster.curl(path, &["-H", &bearer]).0, 200, "{path}");
     }
     let (_, document) = cluster.admin_curl("/.well-known/openid-configuration", &[]);
@@ -236,4 +236,32 @@ async fn others_can_verify_tokens_by_themselves() {
     let headers = cluster.curl("/openid/v1/jwks", &["-H", &bearer, "-D", "-", "-o", "/dev/null"]).1;
     assert!(headers.contains("application/jwk-set+json"), "{headers}");
     assert!(headers.contains("public, max-age=3600"), "{headers}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_gets_tokens_for_its_pods_alone() {
+    let cluster = Cluster::start().await;
+    let node = cluster.node().await;
+    let (own, other) = (
+        cluster.admin.create(PODS, pod("own", "n1")).await,
+        cluster.admin.create(PODS, pod("other", "n2")).await,
+    );
+    let bind = |pod: &Value, audiences: Value| {
+        let metadata = &pod["metadata"];
+        let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]});
+        json!({"boundObjectRef": bound, "audiences": audiences})
+    };
+    let unnamed = json!({"metadata": {"name": "own"}});
+    let path = format!("{ACCOUNTS}/default/token");
+    for (spec, code, why) in [
+        (bind(&own, json!([])), 201, ""),
+        (json!({}), 403, "node requested token not bound to a pod"),
+        (bind(&unnamed, json!([])), 403, "node requested token with a pod binding without a uid"),
+        (bind(&other, json!([])), 403, "bound to a pod scheduled on a different node"),
+        (bind(&own, json!(["vault"])), 403, "audience \"vault\" not found in pod spec volume"),
+    ] {
+        let (got, answer) = node.call("POST", &path, Some(token_request(spec.clone()))).await;
+        assert_eq!(got, code, "{spec} {answer}");
+        assert!(message(&answer).contains(why), "{answer}");
+    }
 }

@@ -3,7 +3,7 @@
 //!
 //! Flow: `bench` plays the phases (`floor`, `burst`, `idle`, `restart`, `death`, `deletion`,
 //! `probes`, `pressure`), each of which gives a plain struct of figures → `report` shows them as a
-//! table and as JSON.
+//! table and as JSON. With `--services` it is `proxy` that is played, and nothing else.
 //!
 //! Current limitations: one node, pods without volumes, images already on the machine.
 mod bench;
@@ -18,6 +18,7 @@ mod pods;
 mod pressure;
 mod probes;
 mod process;
+mod proxy;
 mod report;
 mod restart;
 mod server;
@@ -58,6 +59,9 @@ struct Args {
     /// Write all figures to this file, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
+    /// Measure kube-proxy and not the node, with so many services: one number or several.
+    #[arg(long, value_delimiter = ',')]
+    services: Vec<usize>,
 }
 
 fn main() -> ExitCode {
@@ -73,23 +77,11 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<()> {
     // One thread: what measures must leave the machine to what is measured.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let measured = async {
-        Ok(match args.server {
-            true => {
-                let figures = server::run(args).await?;
-                (figures.to_string(), serde_json::to_string_pretty(&figures)?)
-            }
-            false => {
-                let figures = bench::run(args).await?;
-                (report::table(&figures), serde_json::to_string_pretty(&figures)?)
-            }
-        })
-    };
     let (table, json) = runtime.block_on(async {
         let (mut interrupt, mut terminate) =
             (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         tokio::select! {
-            figures = measured => figures,
+            figures = measure(args) => figures,
             _ = interrupt.recv() => bail!("interrupted"),
             _ = terminate.recv() => bail!("interrupted"),
         }
@@ -99,4 +91,18 @@ fn run(args: &Args) -> Result<()> {
         fs::write(path, json + "\n").with_context(|| path.display().to_string())?;
     }
     Ok(())
+}
+
+/// The figures, as a table and as JSON.
+async fn measure(args: &Args) -> Result<(String, String)> {
+    if args.server {
+        let figures = server::run(args).await?;
+        return Ok((figures.to_string(), serde_json::to_string_pretty(&figures)?));
+    }
+    if args.services.is_empty() {
+        let figures = bench::run(args).await?;
+        return Ok((report::table(&figures), serde_json::to_string_pretty(&figures)?));
+    }
+    let figures = proxy::run(args).await?;
+    Ok((proxy::table(&figures), serde_json::to_string_pretty(&figures)?))
 }

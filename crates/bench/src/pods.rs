@@ -13,7 +13,12 @@ use serde_json::json;
 pub(crate) fn manifest(name: &str, node: &str) -> Result<Pod> {
     Ok(serde_json::from_value(json!({
         "metadata": { "name": name },
-        "spec": { "nodeName": node, "containers": [{ "name": "main", "image": PAUSE }] },
+        "spec": {
+            "nodeName": node,
+            // The floor that it is compared with has no volumes either.
+            "automountServiceAccountToken": false,
+            "containers": [{ "name": "main", "image": PAUSE }],
+        },
     }))?)
 }
 

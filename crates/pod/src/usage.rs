@@ -106,7 +106,7 @@ impl PodUsage {
 }
 
 /// Whether a volume takes of the node's own disk.
-fn is_on_disk(volume: &Volume) -> bool {
+pub fn is_on_disk(volume: &Volume) -> bool {
     let empty_dir = volume.empty_dir.as_ref();
     let on_disk = |medium: Option<&str>| medium.unwrap_or_default().is_empty();
     empty_dir.is_some_and(|source| on_disk(source.medium.as_deref())) || volume.config_map.is_some()

@@ -19,9 +19,11 @@ pub struct NodeOptions {
     pub args: Vec<String>,
     /// Environment, such as `RUST_LOG`.
     pub env: Vec<(String, String)>,
+    /// A KubeProxyConfiguration: kube-proxy runs in the same process.
+    pub proxy: Option<Value>,
 }
 
-/// A running `longshore node`, or one that was stopped and can be started again.
+/// A running `longshore kubelet`, or `longshore node` with kube-proxy in it; or one that was stopped and can be started again.
 #[derive(Debug)]
 pub struct Node {
     args: Vec<String>,
@@ -64,7 +66,7 @@ impl Node {
         let text = configuration(host, &dir, client_ca, options.config).to_string();
         fs::write(&config, text).at(&config)?;
         let mut args = vec![
-            "node".into(),
+            if options.proxy.is_some() { "node".into() } else { "kubelet".into() },
             format!("--config={}", config.display()),
             format!("--hostname-override={}", host.name()),
             format!("--node-ip={}", host.node_ip()),
@@ -73,6 +75,11 @@ impl Node {
         args.extend(
             cluster.map(|(kubeconfig, _)| format!("--kubeconfig={}", kubeconfig.display())),
         );
+        if let Some(proxy) = options.proxy {
+            let file = dir.join("kube-proxy.yaml");
+            fs::write(&file, proxy.to_string()).at(&file)?;
+            args.push(format!("--proxy-config={}", file.display()));
+        }
         args.extend(options.args);
         let daemon = spawn(host, &args, &options.env)?;
         Ok(Self { args, env: options.env, dir, daemon })

@@ -47,7 +47,7 @@ impl Site {
         let args = own.into_iter().chain(more.iter().map(|flag| (*flag).to_owned()));
         match from_args(args).unwrap() {
             Command::Kubelet(config) => *config,
-            Command::Print(text) => panic!("{text}"),
+            other => panic!("{other:?}"),
         }
     }
 

@@ -110,6 +110,11 @@ impl std::fmt::Debug for Managers {
     }
 }
 
+/// The machine's CPUs and NUMA nodes, whether or not anything is managed by them.
+pub fn topology() -> std::io::Result<longshore_topology::Machine> {
+    machine::read(std::path::Path::new(setup::SYSTEM))
+}
+
 impl Managers {
     /// Set up the policies of the configuration, and go on from what was kept. What is given is
     /// told to `registry`.

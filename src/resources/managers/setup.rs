@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::registration;
 
 /// Where the kernel tells of CPUs and nodes.
-const SYSTEM: &str = "/sys/devices/system";
+pub(super) const SYSTEM: &str = "/sys/devices/system";
 
 fn setting(field: &'static str, why: impl ToString) -> Error {
     Error::Setting { field, why: why.to_string() }

@@ -16,6 +16,8 @@ use crate::selector::{FieldSelector, LabelSelector};
 use crate::status::StatusError;
 
 const RETRY: Duration = Duration::from_secs(1);
+/// Between the end of one watch and the next, in case it ends at once each time.
+const PAUSE: Duration = Duration::from_millis(50);
 /// How long a refusal waits for what this server has just written.
 const PATIENCE: Duration = Duration::from_millis(500);
 
@@ -85,6 +87,7 @@ impl<T: Index> Cache<T> {
                     while let Ok(Some(change)) = changes.next().await {
                         self.apply(&change);
                     }
+                    sleep(PAUSE).await;
                 }
                 Err(error) => {
                     tracing::warn!(%error, resource = self.resource.plural, "following the store");

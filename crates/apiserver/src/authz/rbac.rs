@@ -18,9 +18,12 @@ use crate::status::StatusError;
 
 pub(super) const GROUP: &str = "rbac.authorization.k8s.io";
 
-/// Rules of roles by namespace (empty for cluster roles) and name.
+/// Namespace (empty for cluster roles) and name.
+type RoleKey = (Box<str>, Box<str>);
+
+/// Rules of roles.
 #[derive(Default)]
-struct Roles(HashMap<(Box<str>, Box<str>), Arc<[Rule]>>);
+struct Roles(HashMap<RoleKey, Arc<[Rule]>>);
 
 impl Index for Roles {
     fn put(&mut self, role: &Value) {

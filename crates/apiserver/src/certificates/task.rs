@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::checks::usages;
@@ -24,8 +24,11 @@ use crate::schema::value::{items, text};
 use crate::status::StatusError;
 
 const GROUP: &str = "certificates.k8s.io";
-/// How often all requests are looked at, for what could not be done at once and for old ones.
-const SWEEP: Duration = Duration::from_secs(10);
+/// How soon all requests are looked at again: while some wait for what is not there yet, such as
+/// a node's addresses, and while there are only old ones to forget.
+const SWEEP_OPEN: Duration = Duration::from_secs(10);
+const SWEEP_IDLE: Duration = Duration::from_secs(600);
+const RETRY: Duration = Duration::from_secs(1);
 /// How long requests are kept: decided ones, and those that nobody decides about.
 const KEEP_DECIDED: i64 = 3600;
 const KEEP_PENDING: i64 = 24 * 3600;
@@ -51,7 +54,7 @@ pub(crate) async fn run(api: &Api, pki: &Pki, settings: Settings, stop: Cancella
                 if let Err(error) = task.follow().await {
                     tracing::warn!(%error, "looking after certificate requests");
                 }
-                sleep_until(Instant::now() + SWEEP).await;
+                sleep(RETRY).await;
             }
         } => {}
     }
@@ -76,34 +79,40 @@ impl Task<'_> {
         let after = registry.store().revision().await.map_err(StatusError::internal)?;
         let mut changes = registry.feeds().subscribe(resource()?, after).await?;
         loop {
-            self.sweep().await?;
-            let next = Instant::now() + SWEEP;
+            let pause = if self.sweep().await? { SWEEP_OPEN } else { SWEEP_IDLE };
+            let mut next = Instant::now() + pause;
             loop {
                 let change = tokio::select! {
                     () = sleep_until(next) => break,
                     change = changes.next() => change?,
                 };
                 let Some(change) = change else { return Ok(()) };
-                self.changed(&change).await;
+                if self.changed(&change).await {
+                    next = next.min(Instant::now() + SWEEP_OPEN);
+                }
             }
         }
     }
 
-    async fn changed(&self, change: &Change) {
-        if let Some(request) = change.current.as_ref().and_then(|current| current.value()) {
-            self.handle(request).await;
+    /// Whether the request is still open.
+    async fn changed(&self, change: &Change) -> bool {
+        match change.current.as_ref().and_then(|current| current.value()) {
+            Some(request) => self.handle(request).await,
+            None => false,
         }
     }
 
-    async fn sweep(&self) -> Result<(), StatusError> {
+    /// Whether some request is still open.
+    async fn sweep(&self) -> Result<bool, StatusError> {
         let now = Timestamp::now();
+        let mut is_open = false;
         for request in self.api.list_all(resource()?, "").await? {
             match is_outdated(&request, now) {
                 true => self.forget(&request).await?,
-                false => self.handle(&request).await,
+                false => is_open |= self.handle(&request).await,
             }
         }
-        Ok(())
+        Ok(is_open)
     }
 
     async fn forget(&self, request: &Value) -> Result<(), StatusError> {
@@ -115,32 +124,35 @@ impl Task<'_> {
         }
     }
 
-    /// A request that cannot be handled holds up no other; the next sweep tries again.
-    async fn handle(&self, request: &Value) {
-        if let Err(error) = self.decide_and_sign(request).await
-            && error.code != 404
-        {
-            let name = object::name(request);
-            tracing::warn!(%error, name, "a certificate request could not be handled");
+    /// Whether the request is still open. One that cannot be handled holds up no other.
+    async fn handle(&self, request: &Value) -> bool {
+        match self.decide_and_sign(request).await {
+            Ok(is_done) => !is_done,
+            Err(error) if error.code == 404 => false,
+            Err(error) => {
+                let name = object::name(request);
+                tracing::warn!(%error, name, "a certificate request could not be handled");
+                true
+            }
         }
     }
 
-    async fn decide_and_sign(&self, request: &Value) -> Result<(), StatusError> {
-        if !text(&request["status"]["certificate"]).is_empty() || has(request, FAILED) {
-            return Ok(());
-        }
-        let Some(signer) = Signer::of(text(&request["spec"]["signerName"])) else { return Ok(()) };
-        if has(request, DENIED) {
-            return Ok(());
-        }
-        let Ok(wanted) = Request::parse(text(&request["spec"]["request"])) else { return Ok(()) };
+    /// `false`: it waits for somebody's decision.
+    async fn decide_and_sign(&self, request: &Value) -> Result<bool, StatusError> {
+        let is_closed = !text(&request["status"]["certificate"]).is_empty()
+            || has(request, FAILED)
+            || has(request, DENIED);
+        let signer = Signer::of(text(&request["spec"]["signerName"]));
+        let Some(signer) = signer.filter(|_| !is_closed) else { return Ok(true) };
+        let Ok(wanted) = Request::parse(text(&request["spec"]["request"])) else { return Ok(true) };
         if !has(request, APPROVED) {
             let Some(why) = self.reason_to_approve(signer, request, &wanted).await? else {
-                return Ok(());
+                return Ok(false);
             };
             self.add_condition(request, APPROVED, "AutoApproved", why).await?;
         }
-        self.sign(signer, request, &wanted).await
+        self.sign(signer, request, &wanted).await?;
+        Ok(true)
     }
 
     /// Why the request is approved without anybody's word, if it is.

@@ -207,10 +207,12 @@ mod tests {
             [
                 "authentication.k8s.io",
                 "authorization.k8s.io",
+                "certificates.k8s.io",
                 "coordination.k8s.io",
                 "discovery.k8s.io",
                 "events.k8s.io",
-                "node.k8s.io"
+                "node.k8s.io",
+                "rbac.authorization.k8s.io"
             ]
         );
         for name in names {
@@ -253,7 +255,7 @@ mod tests {
         assert_eq!(pods["scope"], "Namespaced");
         assert_eq!(find(&pods["subresources"], "subresource", "log")["verbs"], json!(["get"]));
         let named = aggregated(false);
-        assert_eq!(named["items"].as_array().unwrap().len(), 6);
-        assert_eq!(named["items"][2]["metadata"]["name"], "coordination.k8s.io");
+        assert_eq!(named["items"].as_array().unwrap().len(), 8);
+        assert_eq!(named["items"][3]["metadata"]["name"], "coordination.k8s.io");
     }
 }

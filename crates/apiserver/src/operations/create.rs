@@ -72,7 +72,7 @@ impl Api {
             _ => None,
         };
         schema::validate_create(resource, &object)?;
-        self.authorizer.catch_up(&self.registry, user).await;
+        self.settle_rights(user, resource).await;
         self.authorizer.admit_grant(user, resource, &object, None)?;
         if dry_run {
             return match self.registry.find(resource, namespace, &name).await? {

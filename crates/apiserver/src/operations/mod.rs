@@ -75,6 +75,13 @@ impl Api {
         })
     }
 
+    /// Lets rights that were just given count, where a write asks for more than its own verb.
+    async fn settle_rights(&self, user: &User, resource: &Resource) {
+        if matches!(resource.group, "rbac.authorization.k8s.io" | "certificates.k8s.io") {
+            self.authorizer.catch_up(&self.registry, user).await;
+        }
+    }
+
     /// All objects of a resource, in one namespace or (empty) in all.
     pub(crate) async fn list_all(
         &self,

@@ -49,7 +49,7 @@ impl Api {
         let mut warnings = Vec::new();
         let mut before = None;
         let mut reservation = None;
-        self.authorizer.catch_up(&self.registry, request.user).await;
+        self.settle_rights(request.user, resource).await;
         let written = self
             .registry
             .write(

@@ -1,4 +1,5 @@
-//! `--cleanup`: what kube-proxy left in the kernel is removed, whichever variant and mode it used.
+//! `--cleanup`: what kube-proxy left in the kernel is removed, whichever variant and mode it used;
+//! and at a start what another mode left, whose rules would come before ours.
 
 use tracing::{info, warn};
 
@@ -6,32 +7,39 @@ use super::detect::legacy_has;
 use super::{Backend, CANARY, Error, Iptables, Limits, Table, Variant, chains_of};
 use crate::Family;
 
-/// Chains by name, the userspace mode's too. KUBE-FIREWALL and the hints are the kubelet's.
-const NAT: [&str; 9] = [
-    "KUBE-SERVICES",
-    "KUBE-NODEPORTS",
-    "KUBE-POSTROUTING",
-    "KUBE-MARK-MASQ",
-    "KUBE-PORTALS-CONTAINER",
-    "KUBE-PORTALS-HOST",
-    "KUBE-NODEPORT-CONTAINER",
-    "KUBE-NODEPORT-HOST",
-    CANARY,
-];
-const FILTER: [&str; 7] = [
+/// Chains by name. KUBE-FIREWALL and the hints are the kubelet's.
+const NAT: [&str; 4] = ["KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ"];
+const FILTER: [&str; 5] = [
     "KUBE-SERVICES",
     "KUBE-EXTERNAL-SERVICES",
     "KUBE-NODEPORTS",
     "KUBE-FORWARD",
     "KUBE-PROXY-FIREWALL",
-    "KUBE-NODEPORT-NON-LOCAL",
-    CANARY,
 ];
+/// Those of the userspace mode.
+const NAT_USERSPACE: [&str; 4] = [
+    "KUBE-PORTALS-CONTAINER",
+    "KUBE-PORTALS-HOST",
+    "KUBE-NODEPORT-CONTAINER",
+    "KUBE-NODEPORT-HOST",
+];
+const FILTER_USERSPACE: [&str; 1] = ["KUBE-NODEPORT-NON-LOCAL"];
 /// Chains of services and endpoints, those of old versions (XLB) too.
 const PREFIXES: [&str; 6] =
     ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-", "KUBE-XLB-"];
 /// Chains a transaction: the time that nft takes grows with their square.
 const GROUP: usize = 500;
+
+/// Whose rules are removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leftovers {
+    /// Those of all modes.
+    All,
+    /// Those of the iptables mode.
+    IpTables,
+    /// Those of the userspace mode.
+    Userspace,
+}
 
 /// Remove all that is kube-proxy's, and nothing else, from all tables of this network namespace.
 /// What fails is told, the rest done all the same; the first failure is returned.
@@ -54,7 +62,7 @@ pub async fn cleanup(limits: Limits) -> Result<(), Error> {
                 if backend.variant == Variant::Legacy && !legacy_has(family, Some(table.name())) {
                     continue;
                 }
-                if let Err(error) = clear(&backend.family(family), table).await {
+                if let Err(error) = clear(&backend.family(family), table, Leftovers::All).await {
                     warn!(%family, %table, %error, "rules of kube-proxy are left");
                     result = result.and(Err(error));
                 }
@@ -64,8 +72,23 @@ pub async fn cleanup(limits: Limits) -> Result<(), Error> {
     result
 }
 
-async fn clear(iptables: &Iptables, table: Table) -> Result<(), Error> {
-    let texts = removal(table, &iptables.save(table).await?);
+/// Remove what a mode that was in use before left. Costs little where it left nothing.
+pub async fn cleanup_mode(iptables: &Iptables, mode: Leftovers) -> Result<(), Error> {
+    for table in [Table::Nat, Table::Filter] {
+        let sign = match mode {
+            Leftovers::Userspace => NAT_USERSPACE[0],
+            Leftovers::All | Leftovers::IpTables => NAT[0],
+        };
+        if table == Table::Nat && !iptables.has_chain(table, sign).await? {
+            return Ok(());
+        }
+        clear(iptables, table, mode).await?;
+    }
+    Ok(())
+}
+
+async fn clear(iptables: &Iptables, table: Table, whose: Leftovers) -> Result<(), Error> {
+    let texts = removal(table, whose, &iptables.save(table).await?);
     if !texts.is_empty() {
         info!(family = %iptables.family(), %table, "removing rules of kube-proxy");
     }
@@ -77,17 +100,17 @@ async fn clear(iptables: &Iptables, table: Table) -> Result<(), Error> {
 
 /// The transactions that remove what is ours from a table, given as `iptables-save` prints it:
 /// jumps first, then rules, then chains, which nothing refers to by then.
-pub(super) fn removal(table: Table, save: &str) -> Vec<String> {
-    let chains: Vec<&str> = chains_of(save).filter(|chain| is_ours(table, chain)).collect();
+pub(super) fn removal(table: Table, whose: Leftovers, save: &str) -> Vec<String> {
+    let chains: Vec<&str> = chains_of(save).filter(|chain| is_ours(table, whose, chain)).collect();
     let jumps: Vec<String> = save
         .lines()
         .filter_map(|line| line.strip_prefix("-A "))
         .filter(|rule| {
             let mut words = rule.split_ascii_whitespace();
-            let inside = words.next().is_some_and(|chain| is_ours(table, chain));
+            let inside = words.next().is_some_and(|chain| is_ours(table, whose, chain));
             // The target comes last but for its options; a comment is no target.
             let target = words.skip_while(|word| !matches!(*word, "-j" | "-g")).nth(1);
-            !inside && target.is_some_and(|chain| is_ours(table, chain))
+            !inside && target.is_some_and(|chain| is_ours(table, whose, chain))
         })
         .map(|rule| format!("-D {rule}"))
         .collect();
@@ -102,12 +125,22 @@ pub(super) fn removal(table: Table, save: &str) -> Vec<String> {
     texts
 }
 
-fn is_ours(table: Table, chain: &str) -> bool {
-    match table {
+fn is_ours(table: Table, whose: Leftovers, chain: &str) -> bool {
+    let iptables = || match table {
         Table::Nat => {
             NAT.contains(&chain) || PREFIXES.iter().any(|prefix| chain.starts_with(prefix))
         }
         Table::Filter => FILTER.contains(&chain),
-        Table::Mangle => chain == CANARY,
+        Table::Mangle => false,
+    };
+    let userspace = || match table {
+        Table::Nat => NAT_USERSPACE.contains(&chain),
+        Table::Filter => FILTER_USERSPACE.contains(&chain),
+        Table::Mangle => false,
+    };
+    match whose {
+        Leftovers::All => chain == CANARY || iptables() || userspace(),
+        Leftovers::IpTables => iptables(),
+        Leftovers::Userspace => userspace(),
     }
 }

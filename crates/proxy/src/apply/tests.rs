@@ -110,14 +110,14 @@ COMMIT
         "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-SEP-ABC - [0:0]\nCOMMIT\n",
         "*nat\n-X KUBE-SERVICES\n-X KUBE-SEP-ABC\nCOMMIT\n",
     ];
-    assert_eq!(removal(Table::Nat, save), texts);
-    assert!(removal(Table::Mangle, save).is_empty());
+    assert_eq!(removal(Table::Nat, Leftovers::All, save), texts);
+    assert!(removal(Table::Mangle, Leftovers::All, save).is_empty());
 }
 
 #[test]
 fn many_chains_are_removed_in_groups() {
     let save: String = (0..1200).map(|i| format!(":KUBE-SVC-{i} - [0:0]\n")).collect();
-    let texts = removal(Table::Nat, &save);
+    let texts = removal(Table::Nat, Leftovers::All, &save);
     let sizes: Vec<usize> = texts.iter().map(|text| text.lines().count() - 2).collect();
     assert_eq!(sizes, [500, 500, 200, 500, 500, 200]);
 }

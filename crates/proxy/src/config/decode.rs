@@ -9,6 +9,8 @@ const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 const KIND: &str = "KubeProxyConfiguration";
 const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
+/// How serde begins to tell of a field that there is not.
+const UNKNOWN: &str = "unknown field";
 
 /// Why a configuration cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -35,6 +37,25 @@ pub enum ConfigError {
 }
 
 impl KubeProxyConfiguration {
+    /// Reads a file's tree: with defaults, and checked. Fields that are unknown are passed over, as
+    /// upstream does with files of other versions, and told: a line for each.
+    ///
+    /// # Errors
+    /// The first field of another type, or else all that are out of range.
+    pub fn decode_lenient(tree: Value) -> Result<(Self, Vec<String>), ConfigError> {
+        let (mut tree, mut passed_over) = (tree, Vec::new());
+        loop {
+            match Self::decode(tree.clone()) {
+                Err(ConfigError::Field { field, reason })
+                    if reason.starts_with(UNKNOWN) && remove(&mut tree, &field) =>
+                {
+                    passed_over.push(format!("{field}: unknown field, passed over"));
+                }
+                result => return result.map(|config| (config, passed_over)),
+            }
+        }
+    }
+
     /// Reads a file's tree: strictly, with defaults, and checked.
     ///
     /// # Errors
@@ -103,6 +124,15 @@ impl KubeProxyConfiguration {
         self.metrics_bind_address = with_port(&self.metrics_bind_address, METRICS_PORT);
         self
     }
+}
+
+/// Takes a field out, by its path with dots; whether it was there.
+fn remove(tree: &mut Value, field: &str) -> bool {
+    let (parents, name) = field.rsplit_once('.').unwrap_or(("", field));
+    let mut parents = parents.split('.').filter(|parent| !parent.is_empty());
+    let parent = parents.try_fold(tree, |tree, parent| tree.get_mut(parent));
+    let fields = parent.and_then(Value::as_object_mut);
+    fields.is_some_and(|fields| fields.remove(name).is_some())
 }
 
 /// Where the servers listen follows from `bindAddress` when it is not given.

@@ -1,7 +1,11 @@
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use crate::model::{Cidr, Family};
 use crate::render::{Accounting, LocalDetector, NodePorts, Settings};
+
+use crate::sysctl;
 
 use super::{KubeProxyConfiguration, LocalMode};
 
@@ -49,9 +53,49 @@ impl KubeProxyConfiguration {
     /// `nodePortAddresses` as ranges; `primary` is the node's own addresses.
     fn node_port_ranges(&self, machine: &Machine) -> Vec<Cidr> {
         if self.node_port_addresses.iter().any(|text| text == "primary") {
-            return machine.node_ips.iter().copied().map(Cidr::host).collect();
+            // loopback stands for an address that is not known
+            let known = machine.node_ips.iter().filter(|ip| !ip.is_loopback());
+            return known.copied().map(Cidr::host).collect();
         }
         self.node_port_addresses.iter().filter_map(|text| text.parse().ok()).collect()
+    }
+
+    /// `conntrack` as the kernel is told of it.
+    pub fn conntrack_sysctls(&self) -> sysctl::Conntrack {
+        let conntrack = &self.conntrack;
+        let number = |value: i32| u32::try_from(value).unwrap_or(0);
+        sysctl::Conntrack {
+            max_per_core: number(conntrack.max_per_core),
+            min: number(conntrack.min),
+            tcp_established: conntrack.tcp_established_timeout.get(),
+            tcp_close_wait: conntrack.tcp_close_wait_timeout.get(),
+            tcp_be_liberal: conntrack.tcp_be_liberal,
+            udp: conntrack.udp_timeout.get(),
+            udp_stream: conntrack.udp_stream_timeout.get(),
+        }
+    }
+
+    /// The shortest and the longest time between two syncs, in modes of iptables.
+    pub fn sync_periods(&self) -> (Duration, Duration) {
+        (self.iptables.min_sync_period.get(), self.iptables.sync_period.get())
+    }
+
+    /// `portRange`, as `FIRST-LAST`, `FIRST+COUNT` or one port: where relays of the userspace mode
+    /// listen. Any port if it is empty or 0; the outer option is none if it is no range.
+    pub fn port_range_bounds(&self) -> Option<Option<RangeInclusive<u16>>> {
+        let text = self.port_range.trim();
+        let (first, last) = if let Some((first, last)) = text.split_once('-') {
+            (first.parse().ok()?, last.parse().ok()?)
+        } else if let Some((first, count)) = text.split_once('+') {
+            let first: u16 = first.parse().ok()?;
+            (first, first.checked_add(count.parse().ok()?)?)
+        } else if text.is_empty() {
+            (0, 0)
+        } else {
+            let port = text.parse().ok()?;
+            (port, port)
+        };
+        (first <= last).then(|| (last > 0).then(|| first.max(1)..=last))
     }
 
     fn localhost_node_ports(&self, family: Family, ranges: &[Cidr]) -> bool {

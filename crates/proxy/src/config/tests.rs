@@ -70,6 +70,56 @@ fn what_is_unknown_is_named() {
 }
 
 #[test]
+fn what_other_versions_know_is_passed_over() {
+    let tree = json!({
+        "kind": "KubeProxyConfiguration", "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "udpIdleTimeout": "250ms", "iptables": {"masqBit": 3, "masqueradeBit": 3}, "mode": "iptables",
+    });
+    let (config, passed_over) = KubeProxyConfiguration::decode_lenient(tree).unwrap();
+    assert_eq!((config.iptables.masquerade_bit, config.mode), (3, Mode::IpTables));
+    let mut fields: Vec<_> = passed_over.iter().filter_map(|it| it.split(':').next()).collect();
+    fields.sort_unstable();
+    assert_eq!(fields, ["iptables.masqBit", "udpIdleTimeout"]);
+    let mistyped = json!({
+        "kind": "KubeProxyConfiguration", "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "iptables": {"masqBit": 3, "masqueradeBit": "3"},
+    });
+    let error = KubeProxyConfiguration::decode_lenient(mistyped).unwrap_err().to_string();
+    assert!(error.starts_with("iptables.masqueradeBit: invalid type"), "{error}");
+}
+
+#[test]
+fn port_ranges_of_relays() {
+    for (text, range) in [
+        ("", Some(None)),
+        ("0", Some(None)),
+        ("0-0", Some(None)),
+        ("4000", Some(Some(4000..=4000))),
+        ("4000-4100", Some(Some(4000..=4100))),
+        ("4000+10", Some(Some(4000..=4010))),
+        ("0-10", Some(Some(1..=10))),
+        ("4100-4000", None),
+        ("65535+1", None),
+        ("many", None),
+    ] {
+        let config = KubeProxyConfiguration { port_range: text.to_owned(), ..Default::default() };
+        assert_eq!(config.port_range_bounds(), range, "{text}");
+        assert_eq!(config.faults().is_empty(), range.is_some(), "{text}");
+    }
+}
+
+#[test]
+fn an_address_that_is_not_known_serves_no_node_ports() {
+    let machine = Machine {
+        node_ips: vec!["192.168.0.2".parse().unwrap(), "::1".parse().unwrap()],
+        addresses: vec!["192.168.0.2".parse().unwrap(), "::1".parse().unwrap()],
+        ..Machine::default()
+    };
+    let config = decode(json!({"nodePortAddresses": ["primary"]})).unwrap();
+    assert_eq!(config.settings(Family::V6, &machine).node_ports, NodePorts::All);
+}
+
+#[test]
 fn faults_name_their_fields() {
     let table = [
         (

@@ -85,10 +85,14 @@ impl KubeProxyConfiguration {
             ("healthzBindAddress", &self.healthz_bind_address),
             ("metricsBindAddress", &self.metrics_bind_address),
         ];
-        for (field, value) in servers {
+        // an empty one is switched off
+        for (field, value) in servers.into_iter().filter(|(_, value)| !value.is_empty()) {
             if !value.parse::<SocketAddr>().is_ok_and(|address| address.port() != 0) {
                 faults.push(format!("{field}: {value:?} is not an IP address with a port"));
             }
+        }
+        if self.port_range_bounds().is_none() {
+            faults.push(format!("portRange: {:?} is no range such as 4000-4100", self.port_range));
         }
         let primary = self.node_port_addresses.iter().position(|text| text == "primary");
         if primary.is_some() && self.node_port_addresses.len() > 1 {

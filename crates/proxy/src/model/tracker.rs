@@ -61,7 +61,14 @@ pub struct Tracker {
     dirty: BTreeSet<ServiceName>,
     warnings: Vec<Warning>,
     state: State,
-    list: u32,
+    lists: Lists,
+}
+
+/// The numbers of the lists that are being told: services and slices are listed at the same time.
+#[derive(Debug, Default)]
+struct Lists {
+    services: u32,
+    slices: u32,
 }
 
 impl Tracker {
@@ -76,7 +83,7 @@ impl Tracker {
             dirty: BTreeSet::new(),
             warnings: Vec::new(),
             state: State::default(),
-            list: 0,
+            lists: Lists::default(),
         }
     }
 
@@ -103,7 +110,7 @@ impl Tracker {
             complaints.tell(&mut self.warnings);
             return self.delete_service(&name);
         };
-        let list = self.list;
+        let list = self.lists.services;
         let objects = self.objects.entry(name.clone()).or_default();
         match &mut objects.spec {
             Some(seen) if *seen.what == spec => {
@@ -146,7 +153,7 @@ impl Tracker {
             && self.remove_slice(&slice_name);
         let objects = self.objects.entry(service.clone()).or_default();
         let at = objects.slices.binary_search_by(|(name, _)| name.cmp(&slice_name));
-        let seen = Seen { what: read, list: self.list };
+        let seen = Seen { what: read, list: self.lists.slices };
         match at {
             Ok(at) if objects.slices[at].1.what == seen.what => {
                 objects.slices[at].1.list = seen.list;
@@ -163,8 +170,7 @@ impl Tracker {
             objects.trigger = Some(objects.trigger.map_or(trigger, |oldest| oldest.min(trigger)));
         }
         complaints.tell(&mut self.warnings);
-        self.dirty.insert(service);
-        true
+        self.mark(service) | moved
     }
 
     /// A slice is gone. Whether there is something to do.
@@ -192,25 +198,30 @@ impl Tracker {
         gone.iter().fold(false, |changed, name| self.remove_slice(name) | changed)
     }
 
-    /// A list of services, slices or endpoints begins: all of them are told again.
-    pub fn begin_list(&mut self) {
-        self.list = self.list.wrapping_add(1);
+    /// A list of services begins: all of them are told again.
+    pub fn begin_list_services(&mut self) {
+        self.lists.services = self.lists.services.wrapping_add(1);
     }
 
-    /// All services were told since [`Tracker::begin_list`]: others are gone. Whether there is
-    /// something to do.
+    /// All services were told since [`Tracker::begin_list_services`]: others are gone. Whether
+    /// there is something to do.
     pub fn end_list_services(&mut self) -> bool {
-        let list = self.list;
+        let list = self.lists.services;
         let old = |objects: &Objects| objects.spec.as_ref().is_some_and(|seen| seen.list != list);
         let gone: Vec<_> =
             self.objects.iter().filter(|(_, o)| old(o)).map(|(name, _)| name.clone()).collect();
         gone.iter().fold(false, |changed, name| self.delete_service(name) | changed)
     }
 
-    /// All slices (or endpoints) were told since [`Tracker::begin_list`]: others are gone. Whether
-    /// there is something to do.
+    /// A list of slices (or endpoints) begins: all of them are told again.
+    pub fn begin_list_slices(&mut self) {
+        self.lists.slices = self.lists.slices.wrapping_add(1);
+    }
+
+    /// All slices (or endpoints) were told since [`Tracker::begin_list_slices`]: others are gone.
+    /// Whether there is something to do.
     pub fn end_list_slices(&mut self) -> bool {
-        let list = self.list;
+        let list = self.lists.slices;
         let slices = self.objects.values().flat_map(|objects| &objects.slices);
         let gone: Vec<_> =
             slices.filter(|(_, seen)| seen.list != list).map(|(name, _)| name.clone()).collect();
@@ -275,8 +286,17 @@ impl Tracker {
             objects.trigger = None;
         }
         self.forget_empty(&service);
-        self.dirty.insert(service);
-        true
+        self.mark(service)
+    }
+
+    /// Endpoints of a service changed. Nothing to do while there is no such service: a sync now
+    /// would only delay the one that is wanted when it comes.
+    fn mark(&mut self, service: ServiceName) -> bool {
+        let known = self.objects.get(&service).is_some_and(|objects| objects.spec.is_some());
+        if known {
+            self.dirty.insert(service);
+        }
+        known
     }
 
     fn slices_of(&self, service: &ServiceName) -> Vec<SliceName> {

@@ -109,11 +109,11 @@ impl Pacer {
 
 /// Sync whenever it is time to, until dropped. Whoever has a change calls `changes.notify_one()`;
 /// failures are told here, with the name.
-pub async fn run<E: Display>(
+pub async fn run<E: Display, S: Future<Output = Result<(), E>>>(
     name: &str,
     periods: Periods,
     changes: &Notify,
-    mut sync: impl AsyncFnMut(Reason) -> Result<(), E>,
+    mut sync: impl FnMut(Reason) -> S,
 ) {
     let mut pacer = Pacer::new(periods, Instant::now());
     loop {

@@ -78,10 +78,12 @@ async fn a_burst_of_changes_is_two_syncs() {
     let changes = Notify::new();
     let syncs = RefCell::new(Vec::new());
     let start = Instant::now();
-    let syncing = run("test", PERIODS, &changes, async |reason| {
+    let syncing = run("test", PERIODS, &changes, |reason| {
         syncs.borrow_mut().push((start.elapsed(), reason));
-        sleep(seconds(0.5)).await;
-        Ok::<_, String>(())
+        async {
+            sleep(seconds(0.5)).await;
+            Ok::<_, String>(())
+        }
     });
     let test = async {
         for _ in 0..10 {
@@ -100,10 +102,10 @@ async fn a_failed_sync_is_tried_again() {
     let changes = Notify::new();
     let mut left = 3;
     let mut reasons = Vec::new();
-    let syncing = run("test", PERIODS, &changes, async |reason| {
+    let syncing = run("test", PERIODS, &changes, |reason| {
         reasons.push(reason);
         left -= 1;
-        if left > 0 { Err("no luck") } else { Ok(()) }
+        std::future::ready(if left > 0 { Err("no luck") } else { Ok(()) })
     });
     changes.notify_one();
     let _ = tokio::time::timeout(seconds(10.0), syncing).await;

@@ -133,6 +133,8 @@ pub struct Synced {
     pub warnings: Vec<Warning>,
     /// Flows of UDP that were ended.
     pub stale_flows: usize,
+    /// How long the look at all flows took; none if no change asked for it.
+    pub flows_duration: Option<Duration>,
 }
 
 /// A sync that failed; the next is full.
@@ -219,7 +221,9 @@ impl Proxier {
             applied.full = Some(LastFull { ended: Instant::now(), duration });
         }
         // First the rules: a flow that is ended before begins again as it was.
-        let stale_flows = self.end_flows(&mut applied.owed, &plan.settings).await;
+        let looked = Instant::now();
+        let flows = self.end_flows(&mut applied.owed, &plan.settings).await;
+        let flows_duration = flows.map(|_| looked.elapsed());
         if !plan.large || full || reason == Reason::Period || applied.stale.len() > MAX_STALE {
             self.remove(&mut applied.stale).await;
         }
@@ -242,7 +246,8 @@ impl Proxier {
             no_local_endpoints,
             triggers,
             warnings,
-            stale_flows,
+            stale_flows: flows.unwrap_or(0),
+            flows_duration,
         })
     }
 
@@ -324,11 +329,11 @@ impl Proxier {
         Ok(existing)
     }
 
-    /// Ends the flows that lead nowhere; how many. The rules are in place whether that fails or
-    /// not; then it is done with the next sync.
-    async fn end_flows(&self, owed: &mut Owed, settings: &Settings) -> usize {
+    /// Ends the flows that lead nowhere; how many, if they were looked at. The rules are in place
+    /// whether that fails or not; then it is done with the next sync.
+    async fn end_flows(&self, owed: &mut Owed, settings: &Settings) -> Option<usize> {
         if !owed.udp {
-            return 0;
+            return None;
         }
         let family = self.family();
         let current = self.wanted().tracker.state().udp();
@@ -337,11 +342,11 @@ impl Proxier {
         match conntrack::reconcile(family, &Facts::new(ports, addresses(settings))).await {
             Ok(count) => {
                 owed.end_flows();
-                count
+                Some(count)
             }
             Err(error) => {
                 warn!(%family, %error, "flows of UDP may lead to endpoints that are gone");
-                0
+                None
             }
         }
     }

@@ -1,11 +1,13 @@
 //! The first kube-proxy (`--proxy-mode=userspace`): a local port for each service port, and a relay
 //! behind it that hands connections and datagrams on to endpoints, in turn or by client. Rules
-//! ([`Userspace::apply`]) lead traffic for services to these ports. One [`Userspace`] a family.
+//! ([`Userspace::apply`]) lead traffic for services to these ports. [`Relays`] has both follow a
+//! tracker. One a family.
 //!
 //! Current limitations: node ports are not bound, as they are not in iptables mode; endpoints see
 //! the node as their client, which is how this mode works.
 
 mod balancer;
+mod proxier;
 mod rules;
 mod tcp;
 #[cfg(test)]
@@ -26,6 +28,7 @@ use tokio::time::Instant;
 use tracing::info;
 
 use balancer::Balancer;
+pub use proxier::Relays;
 
 /// The affinity of a service that asks for some and names no time.
 pub const AFFINITY: Duration = Duration::from_secs(180 * 60);

@@ -4,6 +4,7 @@
 mod churn;
 #[path = "../common/mod.rs"]
 mod common;
+mod traffic;
 mod world;
 
 use std::collections::{BTreeMap, BTreeSet};

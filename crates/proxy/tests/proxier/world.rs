@@ -221,6 +221,18 @@ pub(crate) async fn ask_in_pod(ip: IpAddr, port: u16) -> IpAddr {
     answer.parse().unwrap_or_else(|_| panic!("{ip} {port}: {error}"))
 }
 
+/// Whether nothing at all comes back to the pod.
+pub(crate) async fn is_dropped_in_pod(ip: IpAddr, port: u16) -> bool {
+    let script = format!("exec 3<>/dev/tcp/{ip}/{port}");
+    let output = tokio::process::Command::new("nsenter")
+        .args(["--net=/run/netns/pod", "timeout", "2", "bash", "-ec", &script])
+        .output()
+        .await
+        .unwrap();
+    // the exit code of a command that `timeout` ended
+    output.status.code() == Some(124)
+}
+
 /// How long it takes until the pod is refused.
 pub(crate) async fn refused_in_pod(ip: IpAddr, port: u16) -> Duration {
     let start = Instant::now();

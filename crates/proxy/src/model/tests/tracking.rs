@@ -41,6 +41,18 @@ fn before_and_after() {
 }
 
 #[test]
+fn endpoints_of_no_service_wait_for_it() {
+    let mut tracker = tracker(Family::V4);
+    assert!(!tracker.apply_slice(&slice("ns/svc", "a", &["10.0.0.1"], json!({}))));
+    assert!(!tracker.apply_slice(&slice("ns/svc", "b", &["10.0.0.2"], json!({}))));
+    assert!(!tracker.delete_slice(&slice("ns/svc", "b", &["10.0.0.2"], json!({}))));
+    assert!(tracker.take_changes().services.is_empty());
+    assert!(tracker.apply_service(&service("ns/svc", plain())));
+    assert_eq!(names(&tracker.take_changes()), ["ns/svc"]);
+    assert_eq!(addresses(&tracker), ["10.0.0.1:80"]);
+}
+
+#[test]
 fn there_and_back_is_no_change() {
     let (mut tracker, _) = one(plain(), &["10.0.0.1"]);
     assert!(tracker.apply_slice(&slice("ns1/svc1", "a", &["10.0.0.2"], json!({}))));
@@ -138,13 +150,15 @@ fn a_list_tells_what_is_gone() {
     tracker.apply_service(&service("ns/gone", json!({"clusterIP": "10.96.0.2"})));
     tracker.apply_slice(&slice("ns1/svc1", "b", &["10.0.0.2"], json!({})));
     tracker.take_changes();
-    tracker.begin_list();
+    tracker.begin_list_services();
+    // Slices are listed meanwhile: neither list counts in the other.
+    tracker.begin_list_slices();
     assert!(!tracker.apply_service(&service("ns1/svc1", plain())));
     assert!(tracker.end_list_services());
     assert!(!tracker.end_list_services());
     assert_eq!(names(&tracker.take_changes()), ["ns/gone"]);
-    tracker.begin_list();
     tracker.apply_slice(&slice("ns1/svc1", "b", &["10.0.0.2"], json!({})));
+    tracker.begin_list_services();
     assert!(tracker.end_list_slices());
     tracker.take_changes();
     assert_eq!(addresses(&tracker), ["10.0.0.2:80"]);

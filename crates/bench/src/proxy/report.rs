@@ -1,0 +1,64 @@
+//! The figures as a table for people, in the form of docs/benchmarks-proxy.md.
+use std::fmt::Write;
+
+use super::{Figures, Phase};
+use crate::statistics::{Spread, median};
+
+/// A line a phase: medians, and the worst time.
+pub(crate) fn table(figures: &[Figures]) -> String {
+    let mut table = String::from(
+        "| services | iptables | | time | worst | CPU-seconds, own | with programs | lock held | MiB (peak) |\n\
+         |---|---|---|---|---|---|---|---|---|\n",
+    );
+    for Figures { backend, services, phases } in figures {
+        for phase in phases {
+            // writing into a string cannot fail
+            let _ = writeln!(table, "| {services} | {backend} | {}", cells(phase));
+        }
+    }
+    table
+}
+
+fn cells(phase: &Phase) -> String {
+    let middle = |figures: &[f64]| median(figures.iter().copied());
+    let worst = Spread::of(phase.seconds.clone()).map_or(0.0, |spread| spread.max);
+    let lock = phase.lock_seconds.as_deref().map_or("none".into(), |lock| time(middle(lock)));
+    format!(
+        "{} | {} | {} | {:.3} | {:.3} | {lock} | {:.1} ({:.1}) |",
+        phase.name,
+        time(middle(&phase.seconds)),
+        time(worst),
+        middle(&phase.cpu_seconds),
+        middle(&phase.all_cpu_seconds),
+        phase.memory.rss,
+        phase.memory.peak,
+    )
+}
+
+fn time(seconds: f64) -> String {
+    if seconds < 1.0 { format!("{:.0} ms", seconds * 1e3) } else { format!("{seconds:.2} s") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::Memory;
+    use crate::proxy::world::Backend;
+
+    #[test]
+    fn medians_and_the_worst() {
+        let phase = Phase {
+            name: "cold",
+            seconds: vec![1.5, 0.01, 0.02],
+            cpu_seconds: vec![0.1],
+            all_cpu_seconds: vec![0.2],
+            lock_seconds: None,
+            memory: Memory { rss: 10.0, pss: 9.0, peak: 12.0 },
+        };
+        let figures = Figures { backend: Backend::Nft, services: 10, phases: vec![phase] };
+        let table = table(&[figures]);
+        let last = table.lines().last();
+        let line = "| 10 | nft | cold | 20 ms | 1.50 s | 0.100 | 0.200 | none | 10.0 (12.0) |";
+        assert_eq!(last, Some(line));
+    }
+}

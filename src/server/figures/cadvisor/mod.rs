@@ -1,0 +1,220 @@
+//! `/metrics/cadvisor`: figures of all cgroups by the names that cAdvisor gave them, and of the
+//! machine. Families are written one at a time as the scraper reads, for the page of a full node
+//! has some megabytes.
+
+mod cpu;
+mod disk;
+mod family;
+mod machine;
+mod memory;
+mod network;
+mod process;
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, LazyLock};
+
+use axum::body::{Body, Bytes};
+use futures::stream;
+use k8s_openapi::jiff::Timestamp;
+use longshore_metrics::{Kind, Labels, Text};
+
+use self::family::{Family, Subject, Values};
+use super::Figures;
+use crate::stats::{Detail, Group, PodGroup, Run, Snapshot};
+
+/// All families of cgroups, by name.
+static FAMILIES: LazyLock<Vec<&'static Family>> = LazyLock::new(|| {
+    let all =
+        [cpu::FAMILIES, disk::FAMILIES, memory::FAMILIES, network::FAMILIES, process::FAMILIES];
+    let mut all: Vec<&Family> = all.into_iter().flatten().collect();
+    all.sort_unstable_by_key(|family| family.name);
+    all
+});
+
+/// What there is on the page, in order.
+#[derive(Clone, Copy)]
+enum Part {
+    /// `cadvisor_version_info`
+    Version,
+    /// A family of cgroups.
+    Cgroups(&'static Family),
+    /// `container_scrape_error`
+    Error,
+    /// Families of the machine.
+    Machine,
+}
+
+fn parts() -> Vec<Part> {
+    const ERROR: &str = "container_scrape_error";
+    let (before, after) = FAMILIES.split_at(FAMILIES.partition_point(|family| family.name < ERROR));
+    let cgroups = |families: &[&'static Family]| {
+        families.iter().map(|family| Part::Cgroups(family)).collect::<Vec<_>>()
+    };
+    let mut parts = vec![Part::Version];
+    parts.extend(cgroups(before));
+    parts.push(Part::Error);
+    parts.extend(cgroups(after));
+    parts.push(Part::Machine);
+    parts
+}
+
+/// The page, as it is read.
+pub(super) async fn page(figures: &Figures) -> Body {
+    let snapshot = figures.snapshot(Detail::Everything).await;
+    let snapshot = snapshot.inspect_err(|error| tracing::warn!(%error, "no figures of cgroups"));
+    let image = figures.shared.facts.sandbox_image().await;
+    let page = Page { view: snapshot.ok().map(|snapshot| View::new(snapshot, image)) };
+    let (page, figures) = (Arc::new(page), figures.clone());
+    let chunks = parts().into_iter().filter_map(move |part| {
+        let mut text = Text::new();
+        page.write(part, &figures, &mut text);
+        let text = text.finish();
+        (!text.is_empty()).then(|| Ok::<_, std::convert::Infallible>(Bytes::from(text)))
+    });
+    Body::from_stream(stream::iter(chunks))
+}
+
+struct Page {
+    /// `None` if nothing could be read.
+    view: Option<View>,
+}
+
+impl Page {
+    fn write(&self, part: Part, figures: &Figures, text: &mut Text) {
+        let facts = &figures.shared.facts;
+        match part {
+            Part::Version => machine::version(facts, text),
+            Part::Cgroups(family) => {
+                if let Some(view) = &self.view {
+                    view.write(family, text);
+                }
+            }
+            Part::Error => {
+                let help = "1 if there was an error while getting container metrics, 0 otherwise";
+                let failed = f64::from(u8::from(self.view.is_none()));
+                text.family("container_scrape_error", help, Kind::Gauge).add(&Labels::NONE, failed);
+            }
+            Part::Machine => machine::families(facts, text),
+        }
+    }
+}
+
+/// A snapshot, and how its cgroups are labelled.
+struct View {
+    snapshot: Arc<Snapshot>,
+    subjects: Vec<Labelled>,
+}
+
+struct Labelled {
+    place: Place,
+    labels: Labels,
+    started: Option<Timestamp>,
+}
+
+/// Where in a snapshot a cgroup is.
+#[derive(Clone, Copy)]
+enum Place {
+    Node,
+    Level(usize),
+    System(usize),
+    Pod(usize),
+    Sandbox(usize, usize),
+    Container(usize, usize),
+}
+
+impl Place {
+    fn of(self, snapshot: &Snapshot) -> Option<&Group> {
+        let run = |runs: fn(&PodGroup) -> &Vec<Run>, pod: usize, run: usize| {
+            snapshot.pods.get(pod).and_then(|pod| runs(pod).get(run)).map(|run| &run.group)
+        };
+        match self {
+            Self::Node => Some(&snapshot.node),
+            Self::Level(index) => snapshot.levels.get(index),
+            Self::System(index) => snapshot.system.get(index).map(|(_, group)| group),
+            Self::Pod(index) => snapshot.pods.get(index)?.own.as_ref(),
+            Self::Sandbox(pod, index) => run(|pod| &pod.sandboxes, pod, index),
+            Self::Container(pod, index) => run(|pod| &pod.containers, pod, index),
+        }
+    }
+}
+
+/// What upstream's labels are made of; what a cgroup does not have is empty.
+#[derive(Default)]
+struct Names<'a> {
+    container: &'a str,
+    image: &'a str,
+    name: &'a str,
+    namespace: &'a str,
+    pod: &'a str,
+}
+
+impl Names<'_> {
+    fn labels(&self, id: &str) -> Labels {
+        Labels::new(&[
+            ("container", self.container),
+            ("id", id),
+            ("image", self.image),
+            ("name", self.name),
+            ("namespace", self.namespace),
+            ("pod", self.pod),
+        ])
+    }
+}
+
+impl View {
+    fn new(snapshot: Arc<Snapshot>, sandbox_image: &str) -> Self {
+        let mut subjects = Vec::with_capacity(snapshot.groups().count());
+        let mut seen = std::collections::HashSet::new();
+        let mut add = |place: Place, names: Names<'_>, started: Option<Timestamp>| {
+            // A daemon may run in a cgroup that is listed already.
+            if let Some(group) = place.of(&snapshot)
+                && seen.insert(group.path.clone())
+            {
+                let labels = names.labels(&group.path);
+                subjects.push(Labelled { place, labels, started: started.or(group.created) });
+            }
+        };
+        add(Place::Node, Names::default(), None);
+        (0..snapshot.levels.len()).for_each(|at| add(Place::Level(at), Names::default(), None));
+        for (at, pod) in snapshot.pods.iter().enumerate() {
+            let (namespace, name) = (pod.pod.namespace.as_str(), pod.pod.name.as_str());
+            let of_pod = || Names { namespace, pod: name, ..Names::default() };
+            let made = pod.pod.sandboxes.last().map(|sandbox| sandbox.created_at);
+            add(Place::Pod(at), of_pod(), made);
+            for (index, run) in pod.sandboxes.iter().enumerate() {
+                let Some(sandbox) = pod.sandbox(run) else { continue };
+                let names = Names { image: sandbox_image, name: &sandbox.id, ..of_pod() };
+                add(Place::Sandbox(at, index), names, Some(sandbox.created_at));
+            }
+            for (index, run) in pod.containers.iter().enumerate() {
+                let Some(container) = pod.container(run) else { continue };
+                let names = Names {
+                    container: &container.name,
+                    image: &container.image,
+                    name: &container.id,
+                    ..of_pod()
+                };
+                add(Place::Container(at, index), names, Some(container.created_at));
+            }
+        }
+        (0..snapshot.system.len()).for_each(|at| add(Place::System(at), Names::default(), None));
+        Self { snapshot, subjects }
+    }
+
+    fn write(&self, family: &Family, text: &mut Text) {
+        let mut samples = text.family(family.name, family.help, family.kind);
+        for labelled in &self.subjects {
+            let Some(group) = labelled.place.of(&self.snapshot) else { continue };
+            let subject = Subject {
+                group,
+                snapshot: &self.snapshot,
+                started: labelled.started,
+                is_node: matches!(labelled.place, Place::Node),
+            };
+            let at = family.timed.then(|| group.reading.at.as_millisecond());
+            let mut values = Values::new(&mut samples, &labelled.labels, at);
+            (family.tell)(&subject, &mut values);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! What the machine and its pods use, as others ask for it: `/stats/summary` for people and
+//! autoscalers, `/metrics/resource` for metrics-server, `/metrics/cadvisor` for dashboards, and the
+//! interface of cAdvisor itself on a port of its own.
+//!
+//! All are written from one [`Snapshot`](crate::stats::Snapshot), which those who ask within a
+//! second share. Nothing is measured while nobody asks.
+//!
+//! Current limitations: no figures of accelerators and of applications' own metrics, which upstream
+//! has no source for any more; pages are not compressed.
+
+mod api;
+mod cadvisor;
+mod facts;
+mod resource;
+mod summary;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use longshore_cri::Runtime;
+use longshore_metrics::CONTENT_TYPE;
+use serde::Serialize;
+
+use self::facts::Facts;
+use super::Refusal;
+use crate::config::Config;
+use crate::desired::Desired;
+use crate::stats::{Detail, Error, Snapshot, Stats};
+
+/// Who asks within this time after another gets the same.
+const FRESH: Duration = Duration::from_secs(1);
+/// How old may be what is known of disks, as the config may want it younger...
+const DISK_AGE: Duration = Duration::from_secs(10);
+/// ...and how long an answer waits for what is younger.
+const DISK_PATIENCE: Duration = Duration::from_millis(100);
+
+/// Handle to all that is told. Cheap to clone.
+#[derive(Clone)]
+pub struct Figures {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    stats: Stats,
+    desired: Desired,
+    facts: Facts,
+    node_name: String,
+    /// `None` to tell of no volumes.
+    volumes_age: Option<Duration>,
+}
+
+impl Figures {
+    /// What `stats` measures, of the pods that are `desired`.
+    pub fn new(config: &Config, stats: Stats, desired: Desired, runtime: Runtime) -> Self {
+        let period = config.kubelet.volume_stats_agg_period.get();
+        let shared = Shared {
+            stats,
+            desired,
+            facts: Facts::read(runtime),
+            node_name: config.node_name.clone(),
+            volumes_age: Some(period.min(DISK_AGE)).filter(|age| !age.is_zero()),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    async fn snapshot(&self, detail: Detail) -> Result<Arc<Snapshot>, Error> {
+        self.shared.stats.snapshot(detail, FRESH).await
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self(StatusCode::INTERNAL_SERVER_ERROR, format!("Internal Error: {error}"))
+    }
+}
+
+/// The endpoints of the node's own ports; none without figures.
+pub(super) fn routes(figures: Option<Figures>) -> Router {
+    let Some(figures) = figures else { return Router::new() };
+    Router::new()
+        .route("/stats/summary", get(tell_summary).post(tell_summary))
+        .route("/metrics/resource", get(tell_resource))
+        .route("/metrics/cadvisor", get(tell_cadvisor))
+        .with_state(figures)
+}
+
+/// The endpoints of the port of cAdvisor.
+pub(super) fn cadvisor_routes(figures: Figures) -> Router {
+    let metrics = Router::new().route("/metrics", get(tell_cadvisor)).with_state(figures.clone());
+    metrics.merge(api::routes(figures))
+}
+
+async fn tell_summary(
+    State(figures): State<Figures>,
+    Query(query): Query<Vec<(String, String)>>,
+) -> Result<Response, Refusal> {
+    let mut only = query.iter().filter(|(key, _)| key == "only_cpu_and_memory");
+    let only = only.next().is_some_and(|(_, value)| value == "true") && only.next().is_none();
+    let summary = match only {
+        true => summary::brief(&figures).await?,
+        false => summary::full(&figures).await?,
+    };
+    json(&summary)
+}
+
+async fn tell_resource(State(figures): State<Figures>) -> Response {
+    let snapshot = figures.snapshot(Detail::Usage).await;
+    let snapshot = snapshot.inspect_err(|error| tracing::warn!(%error, "no figures of resources"));
+    let text = resource::page(snapshot.ok().as_deref());
+    ([("content-type", CONTENT_TYPE)], text).into_response()
+}
+
+async fn tell_cadvisor(State(figures): State<Figures>) -> Response {
+    let page = cadvisor::page(&figures).await;
+    ([("content-type", CONTENT_TYPE)], page).into_response()
+}
+
+fn json(value: &impl Serialize) -> Result<Response, Refusal> {
+    let text = serde_json::to_vec(value)
+        .map_err(|error| Refusal(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+    Ok(([("content-type", "application/json")], text).into_response())
+}

@@ -1,0 +1,222 @@
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+
+use super::*;
+
+/// A cgroup whose files are these, in one directory for all controllers.
+fn group(dir: &Path, unified: bool, files: &[(&str, &str)]) -> Group {
+    for (name, text) in files {
+        fs::write(dir.join(name), text).unwrap();
+    }
+    let roots = Arc::new(Controller::ALL.map(|_| dir.parent().unwrap().to_owned()));
+    let hierarchies = Hierarchies { unified, roots };
+    Group::new(&hierarchies, Path::new(dir.file_name().unwrap()))
+}
+
+fn figures(group: &Group) -> Figures {
+    group.open().unwrap().figures(&mut Reader::default())
+}
+
+const V1: &[(&str, &str)] = &[
+    ("memory.usage_in_bytes", "1000\n"),
+    ("memory.limit_in_bytes", "4096\n"),
+    ("memory.memsw.limit_in_bytes", "5096\n"),
+    ("memory.soft_limit_in_bytes", "9223372036854771712\n"),
+    ("memory.max_usage_in_bytes", "1234\n"),
+    ("memory.kmem.usage_in_bytes", "50\n"),
+    ("memory.failcnt", "6\n"),
+    ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"),
+    (
+        "memory.stat",
+        "rss 1\ninactive_file 9\npgfault 3\npgmajfault 1\ntotal_cache 600\ntotal_rss 400\n\
+         total_mapped_file 20\ntotal_swap 11\ntotal_pgfault 30\ntotal_pgmajfault 10\n\
+         total_inactive_file 300\ntotal_active_file 250\n",
+    ),
+    ("cpuacct.usage", "5000\n"),
+    ("cpuacct.stat", "user 3\nsystem 2\n"),
+    (
+        "cpu.stat",
+        "nr_periods 7\nnr_throttled 4\nthrottled_time 9000\nnr_bursts 1\nburst_time 2000\n",
+    ),
+    ("cpu.cfs_quota_us", "50000\n"),
+    ("cpu.cfs_period_us", "100000\n"),
+    ("cpu.shares", "512\n"),
+    ("pids.current", "7\n"),
+    ("pids.max", "max\n"),
+    (
+        "blkio.throttle.io_service_bytes_recursive",
+        "8:0 Read 10\n8:0 Write 20\n8:0 Sync 25\n8:0 Async 5\n8:0 Discard 0\n8:0 Total 30\nTotal 30\n",
+    ),
+    ("blkio.throttle.io_serviced_recursive", "8:0 Read 1\n8:0 Write 2\n8:0 Total 3\nTotal 3\n"),
+];
+
+const V2: &[(&str, &str)] = &[
+    ("memory.current", "1000\n"),
+    ("memory.max", "4096\n"),
+    ("memory.min", "64\n"),
+    ("memory.peak", "1234\n"),
+    ("memory.events", "low 0\nhigh 0\nmax 9\noom 3\noom_kill 2\noom_group_kill 0\n"),
+    (
+        "memory.stat",
+        "anon 400\nfile 600\nkernel 50\nfile_mapped 20\ninactive_file 300\nactive_file 250\n\
+         pgfault 30\npgmajfault 10\n",
+    ),
+    ("memory.swap.current", "11\n"),
+    ("memory.swap.max", "1000\n"),
+    ("memory.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"),
+    (
+        "cpu.stat",
+        "usage_usec 5\nuser_usec 3\nsystem_usec 2\nnr_periods 7\nnr_throttled 4\n\
+         throttled_usec 9\nnr_bursts 1\nburst_usec 2\n",
+    ),
+    (
+        "cpu.pressure",
+        "some avg10=1.50 avg60=0.25 avg300=0.05 total=123456\n\
+         full avg10=0.50 avg60=0.00 avg300=0.00 total=1000\n",
+    ),
+    ("cpu.max", "50000 100000\n"),
+    ("cpu.weight", "20\n"),
+    ("pids.current", "7\n"),
+    ("pids.max", "100\n"),
+    ("io.stat", "8:0 rbytes=10 wbytes=20 rios=1 wios=2 dbytes=0 dios=0\n8:16 \n"),
+];
+
+#[test]
+fn both_versions_tell_the_same() {
+    let expected = Memory { usage: 1000, working_set: 700, rss: 400, limit: Some(4096) };
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (v1, v2) = (group(one.path(), false, V1), group(two.path(), true, V2));
+    let known = Figures { cpu: Some(5000), memory: Some(expected), swap: None, tasks: Some(7) };
+    assert_eq!(figures(&v1), known);
+    assert_eq!(figures(&v2), Figures { swap: Some(11), ..known });
+    assert_eq!(expected.available(), Some(3396));
+    fs::write(one.path().join("memory.limit_in_bytes"), "9223372036854771712\n").unwrap();
+    fs::write(two.path().join("memory.max"), "max\n").unwrap();
+    assert_eq!(v1.memory().unwrap().limit, None);
+    assert_eq!(v2.memory().unwrap().limit, None);
+    fs::remove_file(two.path().join("memory.current")).unwrap();
+    assert!(v2.memory().unwrap_err().to_string().contains("memory.current"));
+    let root = Group { path: PathBuf::new(), ..v2 };
+    let roots = Arc::new(Controller::ALL.map(|_| two.path().to_owned()));
+    let root = Group { hierarchies: Hierarchies { unified: true, roots }, ..root };
+    assert_eq!(root.memory().unwrap(), Memory { limit: None, ..expected });
+}
+
+#[test]
+fn everything_is_read_of_both_versions() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let read = |group: &Group, detail| {
+        let reading = group.open().unwrap().read(detail, &mut Reader::default());
+        Reading { at: k8s_openapi::jiff::Timestamp::UNIX_EPOCH, ..reading }
+    };
+    let (v1, v2) = (group(one.path(), false, V1), group(two.path(), true, V2));
+    let throttling =
+        Throttling { periods: 7, throttled: 4, throttled_time: 9000, bursts: 1, burst_time: 2000 };
+    let memory = MemoryUse {
+        memory: Memory { usage: 1000, working_set: 700, rss: 400, limit: Some(4096) },
+        cache: 600,
+        mapped_file: 20,
+        active_file: 250,
+        inactive_file: 300,
+        kernel: Some(50),
+        swap: Some(11),
+        swap_limit: Some(1000),
+        peak: Some(1234),
+        failures: 6,
+        reserved: 0,
+        own_faults: Faults { minor: 3, major: 1 },
+        faults: Faults { minor: 30, major: 10 },
+    };
+
+    let found = read(&v1, Detail::Everything);
+    let cpu =
+        Cpu { total: 5000, user: 30_000_000, system: 20_000_000, throttling: Some(throttling) };
+    assert_eq!(found.cpu, Some(cpu));
+    assert_eq!(found.memory, Some(memory));
+    assert_eq!(found.tasks, Some(Tasks { current: 7, max: None }));
+    assert_eq!(found.pressure, Pressure::default(), "v1 does not know it");
+    let limits = Limits { quota: Some(50_000), period: Some(100_000), shares: Some(512) };
+    assert_eq!((found.limits, found.oom_kills), (limits, Some(2)));
+    let io = found.io.first().unwrap();
+    assert_eq!(found.io.len(), 1, "the sum is no device");
+    assert_eq!((io.device, io.bytes), ((8, 0), [5, 0, 10, 25, 30, 20].map(Some)));
+    assert_eq!((io.read(), io.written(), io.reads(), io.writes()), (10, 20, 1, 2));
+
+    let found = read(&v2, Detail::Everything);
+    let cpu = Cpu { total: 5000, user: 3000, system: 2000, throttling: Some(throttling) };
+    assert_eq!(found.cpu, Some(cpu));
+    let faults = Faults { minor: 30, major: 10 };
+    let v2_memory = MemoryUse { failures: 0, reserved: 64, own_faults: faults, ..memory };
+    assert_eq!(found.memory, Some(v2_memory));
+    assert_eq!(found.tasks, Some(Tasks { current: 7, max: Some(100) }));
+    let stalls = found.pressure.cpu.unwrap();
+    assert_eq!(stalls.some, Stall { avg10: 1.5, avg60: 0.25, avg300: 0.05, total: 123_456 });
+    assert_eq!(stalls.full.total, 1000);
+    assert_eq!(found.pressure.memory, Some(Stalls::default()));
+    assert_eq!(found.pressure.io, None, "there is no such file");
+    assert_eq!(found.limits, Limits { shares: Some(500), ..limits });
+    assert_eq!(found.oom_kills, Some(2));
+    let io = found.io.first().unwrap();
+    assert_eq!((io.read(), io.written(), io.reads(), io.writes()), (10, 20, 1, 2));
+
+    for group in [&v1, &v2] {
+        let found = read(group, Detail::Usage);
+        assert!(found.io.is_empty() && found.tasks.is_none() && found.pressure.cpu.is_none());
+        assert_eq!(found.memory.unwrap().memory.working_set, 700);
+    }
+}
+
+#[test]
+fn a_cpu_without_limits_has_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let read = |files: &[(&str, &str)], unified| {
+        let group = group(dir.path(), unified, files).open().unwrap();
+        group.read(Detail::Everything, &mut Reader::default()).limits
+    };
+    let v1 = [("cpu.cfs_quota_us", "-1\n"), ("cpu.cfs_period_us", "100000\n")];
+    let expected = Limits { quota: None, period: Some(100_000), shares: None };
+    assert_eq!(read(&v1, false), expected);
+    assert_eq!(read(&[("cpu.max", "max 100000\n")], true), expected);
+    for (weight, shares) in [("1", 2), ("100", 2597), ("10000", 262_144)] {
+        assert_eq!(read(&[("cpu.weight", weight)], true).shares, Some(shares), "{weight}");
+    }
+}
+
+#[test]
+fn cgroups_are_known_by_the_names_that_runtimes_and_drivers_give() {
+    for (name, id) in
+        [("0a1b", "0a1b"), ("cri-containerd-2c3d.scope", "2c3d"), ("crio-4e5f.scope", "4e5f")]
+    {
+        assert_eq!(container_id(name), id);
+    }
+    for (name, uid, level) in [
+        ("burstable", None, true),
+        ("kubepods-besteffort.slice", None, true),
+        ("host7_a-kubepods-burstable.slice", None, true),
+        ("pod12-34", Some("12_34"), false),
+        ("kubepods-pod12_34.slice", Some("12_34"), false),
+        ("kubepods-burstable-pod12_34.slice", Some("12_34"), false),
+        ("kubepods.slice", None, false),
+        ("system.slice", None, false),
+        ("0a1b", None, false),
+    ] {
+        assert_eq!(pod_uid(name).as_deref(), uid, "{name}");
+        assert_eq!(is_level(name), level, "{name}");
+    }
+}
+
+#[test]
+fn cgroups_below_are_found() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["b", "a"] {
+        fs::create_dir(dir.path().join(name)).unwrap();
+    }
+    let files = [("memory.current", "1"), ("memory.stat", ""), ("cgroup.events", "")];
+    let group = group(dir.path(), true, &files).open().unwrap();
+    assert_eq!(group.children(), ["a", "b"]);
+    assert!(group.created().is_some());
+    assert!(group.child("a").is_ok());
+    let error = group.child("c").map(|_| ()).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::NotFound);
+}

@@ -1,0 +1,199 @@
+//! What the processes of a cgroup hold open, and the network that they see, from /proc.
+
+use std::ffi::CStr;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{Dir, Mode, OFlags, openat, readlinkat_raw};
+
+use super::cgroup::{Cgroup, Reader};
+
+/// More processes of one cgroup are not looked at: each costs a look at all that it has open.
+const MOST: usize = 4096;
+/// Devices that belong to other pods, or to nobody.
+const IGNORED: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
+
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Processes right in a cgroup, those below not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Processes {
+    /// How many there are.
+    pub count: u64,
+    /// One of them: the first that was there, as a rule.
+    pub first: Option<u32>,
+    /// What they have open.
+    pub open: Option<Open>,
+    /// How many files the first may have open: its soft limit; `None`: any number, or not known.
+    pub file_limit: Option<u64>,
+}
+
+/// What processes have open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Open {
+    /// Descriptors.
+    pub files: u64,
+    /// Sockets among them.
+    pub sockets: u64,
+}
+
+/// What a network device has carried.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Received.
+    pub received: Traffic,
+    /// Sent.
+    pub sent: Traffic,
+}
+
+/// One direction of a network device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes.
+    pub bytes: u64,
+    /// Packets.
+    pub packets: u64,
+    /// Packets that were not whole or right.
+    pub errors: u64,
+    /// Packets for which there was no room.
+    pub dropped: u64,
+}
+
+/// /proc, open.
+pub(super) struct Proc(OwnedFd);
+
+impl Proc {
+    pub(super) fn open() -> std::io::Result<Self> {
+        Ok(Self(rustix::fs::open("/proc", DIRECTORY, Mode::empty())?))
+    }
+
+    /// The processes of a cgroup; with `all`, also what they have open.
+    pub(super) fn processes(&self, cgroup: &Cgroup, all: bool, reader: &mut Reader) -> Processes {
+        let Some(dir) = cgroup.any_dir() else { return Processes::default() };
+        let text = reader.text(dir, "cgroup.procs").unwrap_or_default();
+        // 0 is a process of another namespace.
+        let pids = text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0);
+        let pids: Vec<u32> = pids.collect();
+        let first = pids.first().copied();
+        let mut found = Processes { count: pids.len() as u64, first, ..Processes::default() };
+        if all {
+            let mut open = Open::default();
+            pids.iter().take(MOST).for_each(|pid| self.count_open(*pid, &mut open));
+            found.open = Some(open);
+            found.file_limit = first.and_then(|pid| self.file_limit(pid, reader));
+        }
+        found
+    }
+
+    /// A process that ends meanwhile has nothing open.
+    fn count_open(&self, pid: u32, open: &mut Open) {
+        let Ok(dir) = openat(&self.0, format!("{pid}/fd"), DIRECTORY, Mode::empty()) else {
+            return;
+        };
+        let Ok(entries) = Dir::read_from(&dir) else { return };
+        let mut target = [0_u8; 16];
+        for entry in entries.flatten() {
+            let name: &CStr = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            open.files += 1;
+            if let Ok(length) = readlinkat_raw(&dir, name, &mut target[..]) {
+                let known = target.get(..length).unwrap_or_default();
+                open.sockets += u64::from(known.starts_with(b"socket:"));
+            }
+        }
+    }
+
+    fn file_limit(&self, pid: u32, reader: &mut Reader) -> Option<u64> {
+        let text = reader.text(&self.0, &format!("{pid}/limits")).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+        line.split_whitespace().next()?.parse().ok()
+    }
+
+    /// The network devices that a process sees; `None` for those of the daemon itself.
+    pub(super) fn network(&self, pid: Option<u32>, reader: &mut Reader) -> Vec<Interface> {
+        let name = match pid {
+            Some(pid) => format!("{pid}/net/dev"),
+            None => "self/net/dev".to_owned(),
+        };
+        reader.text(&self.0, &name).map(interfaces).unwrap_or_default()
+    }
+
+    /// The cgroup of a process: in the hierarchy of v2, or in that of v1's memory controller.
+    pub(super) fn cgroup(&self, pid: u32, unified: bool, reader: &mut Reader) -> Option<String> {
+        let text = reader.text(&self.0, &format!("{pid}/cgroup")).ok()?;
+        text.lines().find_map(|line| {
+            let mut fields = line.splitn(3, ':');
+            let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+            let is_it = match unified {
+                true => number == "0",
+                false => controllers.split(',').any(|name| name == "memory"),
+            };
+            is_it.then(|| path.to_owned())
+        })
+    }
+}
+
+/// The table of `/proc/PID/net/dev`, without what belongs to others.
+fn interfaces(text: &str) -> Vec<Interface> {
+    let line = |line: &str| {
+        let (name, figures) = line.split_once(':')?;
+        let name = name.trim();
+        if IGNORED.iter().any(|ignored| name.starts_with(ignored)) {
+            return None;
+        }
+        let figures: Vec<u64> =
+            figures.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let traffic = |from: usize| {
+            let of = |index: usize| figures.get(from + index).copied().unwrap_or(0);
+            Traffic { bytes: of(0), packets: of(1), errors: of(2), dropped: of(3) }
+        };
+        Some(Interface { name: name.to_owned(), received: traffic(0), sent: traffic(8) })
+    };
+    text.lines().skip(2).filter_map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_table_of_devices_is_read() {
+        let text = "\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo: 10 1 0 0 0 0 0 0 10 1 0 0 0 0 0 0
+  eth0:1296 16 1 2 0 0 0 0 816 10 3 4 0 0 0 0
+vethab: 5 5 0 0 0 0 0 0 5 5 0 0 0 0 0 0
+";
+        let expected = Interface {
+            name: "eth0".to_owned(),
+            received: Traffic { bytes: 1296, packets: 16, errors: 1, dropped: 2 },
+            sent: Traffic { bytes: 816, packets: 10, errors: 3, dropped: 4 },
+        };
+        assert_eq!(interfaces(text), [expected]);
+        assert_eq!(interfaces(""), []);
+    }
+
+    #[test]
+    fn what_this_process_has_open_is_counted() {
+        let proc = Proc::open().unwrap();
+        let mut before = Open::default();
+        proc.count_open(std::process::id(), &mut before);
+        let sockets: Vec<_> =
+            (0..50).map(|_| std::os::unix::net::UnixDatagram::unbound().unwrap()).collect();
+        let mut after = Open::default();
+        proc.count_open(std::process::id(), &mut after);
+        assert!(after.sockets >= before.sockets + 50, "{before:?} {after:?}");
+        assert!(after.files > after.sockets);
+        drop(sockets);
+        let limit = proc.file_limit(std::process::id(), &mut Reader::default());
+        let expected = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        assert_eq!(limit, expected);
+    }
+}

@@ -1,0 +1,90 @@
+//! CPU time a second, from two readings of the same cgroup.
+//!
+//! Nothing is read for this alone: the rate is that since somebody asked last.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::snapshot::Snapshot;
+
+/// Readings that are nearer to each other than this tell more of chance than of use.
+const LEAST: Duration = Duration::from_secs(1);
+
+/// The last reading of each cgroup.
+#[derive(Debug, Default)]
+pub(super) struct Rates(Mutex<HashMap<String, Sample>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    at: Timestamp,
+    /// Nanoseconds of CPU time.
+    used: u64,
+    rate: Option<u64>,
+}
+
+impl Rates {
+    /// Note a snapshot, and tell it the rates. What is not in it is forgotten.
+    pub(super) fn apply(&self, snapshot: &mut Snapshot) {
+        // No code panics while it holds the lock.
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = HashMap::with_capacity(known.len());
+        for group in snapshot.groups_mut() {
+            let Some(cpu) = group.reading.cpu else { continue };
+            let sample = Sample { at: group.reading.at, used: cpu.total, rate: None };
+            let sample = match known.get(&group.path) {
+                Some(before) => sample.after(before),
+                None => sample,
+            };
+            group.nano_cores = sample.rate;
+            next.insert(group.path.clone(), sample);
+        }
+        *known = next;
+    }
+}
+
+impl Sample {
+    /// What is to be known after this one. One that is too near to the one before leaves that.
+    fn after(self, before: &Self) -> Self {
+        let passed = self.at.duration_since(before.at);
+        let passed = Duration::try_from(passed).unwrap_or_default();
+        if self.used < before.used {
+            return self; // another cgroup of that name
+        }
+        if passed < LEAST {
+            return *before;
+        }
+        let used = u128::from(self.used - before.used);
+        let rate = used * 1_000_000_000 / passed.as_nanos().max(1);
+        Self { rate: u64::try_from(rate).ok(), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_rate_is_that_since_the_reading_before() {
+        let sample = |millis: i64, used: u64| Sample {
+            at: Timestamp::from_millisecond(millis).unwrap(),
+            used,
+            rate: None,
+        };
+        let first = sample(0, 1_000);
+        let near = sample(500, 2_000).after(&first);
+        assert_eq!((near.used, near.rate), (1_000, None), "too near to tell");
+        let later = sample(2_000, 1_000_001_000).after(&near);
+        assert_eq!(later.rate, Some(500_000_000), "half a CPU");
+        let soon = sample(2_100, 1_000_009_000).after(&later);
+        assert_eq!(soon.rate, Some(500_000_000), "the rate holds");
+        let other = sample(4_000, 5).after(&later);
+        assert_eq!((other.used, other.rate), (5, None), "another cgroup of that name");
+        let back = sample(0, 1_000_001_000).after(&later);
+        assert_eq!(back.rate, later.rate, "a clock that goes back tells nothing");
+    }
+}

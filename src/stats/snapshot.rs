@@ -1,0 +1,321 @@
+//! All cgroups that the server tells of, read in one go: the machine, the levels of pods, pods with
+//! their sandboxes and containers, and the daemons that pods depend on.
+//!
+//! Which pods there are is seen by their cgroups, and whose they are by what the observer knows. A
+//! few threads read, as most of the time goes by in the kernel.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+
+use k8s_openapi::jiff::Timestamp;
+use longshore_pod::observed::{Container, ObservedPod, Sandbox};
+
+use super::Shared;
+use super::cgroup::{
+    Cgroup, Detail, Group as Name, Reader, Reading, container_id, is_level, pod_uid,
+};
+use super::devices::Devices;
+use super::machine::Machine;
+use super::process::{Interface, Proc, Processes};
+use super::system::SystemGroups;
+
+/// Threads that read at the same time.
+const THREADS: usize = 4;
+/// Fewer pods are not worth a thread of their own.
+const WORTH_A_THREAD: usize = 8;
+
+/// What the machine and its cgroups use, at one moment.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// How much was read.
+    pub detail: Detail,
+    /// The machine's memory, swap and process ids.
+    pub machine: Machine,
+    /// The root of all cgroups.
+    pub node: Group,
+    /// The cgroup of all pods (the first, if there is any) and those of their classes.
+    pub levels: Vec<Group>,
+    /// Daemons: `kubelet`, `runtime` and `misc`, as far as they have a cgroup.
+    pub system: Vec<(&'static str, Group)>,
+    /// Pods, by namespace and name.
+    pub pods: Vec<PodGroup>,
+    /// Block devices, at [`Detail::Everything`].
+    pub devices: Devices,
+}
+
+/// A cgroup.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// Its path from the hierarchies' roots down.
+    pub path: String,
+    /// When it was made, as well as the kernel can tell.
+    pub created: Option<Timestamp>,
+    /// Its figures.
+    pub reading: Reading,
+    /// CPU time a second, in nanoseconds, since an earlier reading.
+    pub nano_cores: Option<u64>,
+    /// Its own processes.
+    pub processes: Processes,
+    /// The network devices of its processes: of sandboxes, and of the machine.
+    pub network: Vec<Interface>,
+}
+
+/// A pod's cgroups.
+#[derive(Clone, Debug)]
+pub struct PodGroup {
+    /// Whose they are.
+    pub pod: Arc<ObservedPod>,
+    /// That of the pod as a whole; `None` where pods have none.
+    pub own: Option<Group>,
+    /// Those of sandboxes.
+    pub sandboxes: Vec<Run>,
+    /// Those of containers, by name.
+    pub containers: Vec<Run>,
+}
+
+/// The cgroup of a sandbox or a container.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Where it is among what runs of the pod.
+    pub(super) index: usize,
+    /// The cgroup.
+    pub group: Group,
+}
+
+impl PodGroup {
+    /// The container of a run.
+    pub fn container(&self, run: &Run) -> Option<&Container> {
+        self.pod.containers.get(run.index)
+    }
+
+    /// The sandbox of a run.
+    pub fn sandbox(&self, run: &Run) -> Option<&Sandbox> {
+        self.pod.sandboxes.get(run.index)
+    }
+
+    /// The newest run of each container: one that ends may have its cgroup still.
+    pub fn newest(&self) -> impl Iterator<Item = (&Container, &Run)> {
+        let runs = self.containers.iter().filter_map(|run| Some((self.container(run)?, run)));
+        runs.filter(|(container, run)| {
+            let newer = self.containers.iter().filter(|other| other.index < run.index);
+            !newer
+                .filter_map(|other| self.container(other))
+                .any(|other| other.name == container.name)
+        })
+    }
+}
+
+impl Snapshot {
+    /// All cgroups, the machine's first and each before those in it.
+    pub fn groups(&self) -> impl Iterator<Item = &Group> {
+        let pods = self.pods.iter().flat_map(|pod| {
+            let runs = pod.sandboxes.iter().chain(&pod.containers).map(|run| &run.group);
+            pod.own.iter().chain(runs)
+        });
+        let system = self.system.iter().map(|(_, group)| group);
+        std::iter::once(&self.node).chain(&self.levels).chain(system).chain(pods)
+    }
+
+    /// Pods, each name once: of one that was made again while it ended, the newer.
+    pub fn living(&self) -> impl Iterator<Item = &PodGroup> {
+        let same = |a: &PodGroup, b: &PodGroup| {
+            (&a.pod.namespace, &a.pod.name) == (&b.pod.namespace, &b.pod.name)
+        };
+        let made = |pod: &PodGroup| pod.pod.sandboxes.first().map(|sandbox| sandbox.created_at);
+        self.pods.chunk_by(same).filter_map(move |one| one.iter().max_by_key(|pod| made(pod)))
+    }
+
+    pub(super) fn groups_mut(&mut self) -> impl Iterator<Item = &mut Group> {
+        let pods = self.pods.iter_mut().flat_map(|pod| {
+            let runs = pod.sandboxes.iter_mut().chain(&mut pod.containers);
+            pod.own.iter_mut().chain(runs.map(|run| &mut run.group))
+        });
+        let system = self.system.iter_mut().map(|(_, group)| group);
+        std::iter::once(&mut self.node).chain(&mut self.levels).chain(system).chain(pods)
+    }
+
+    /// Read it all. Blocks.
+    pub(super) fn read(shared: &Shared, detail: Detail, system: &SystemGroups) -> io::Result<Self> {
+        let mut look = Look::new(detail)?;
+        let mut node = look.group(&Name::root(&shared.hierarchies).open()?, "/".to_owned());
+        if detail >= Detail::Load {
+            node.network = look.proc.network(None, &mut look.reader);
+        }
+        let system = system.named().filter_map(|(name, path)| {
+            let cgroup = Name::new(&shared.hierarchies, path.as_ref()).open().ok()?;
+            Some((name, look.group(&cgroup, path.to_owned())))
+        });
+        let system = system.collect();
+        let known = shared.observer.all().into_iter();
+        let known = known.map(|pod| (pod.uid.replace('-', "_"), pod)).collect();
+        let mut tree = Tree { known, levels: Vec::new(), pods: Vec::new() };
+        let parent = shared.cgroups.of_pods();
+        match &parent {
+            Some(path) => tree.level(shared, path, &mut look),
+            None => tree.flat(shared),
+        }
+        let mut pods = read_pods(tree.pods, detail)?;
+        pods.sort_by(|a, b| {
+            let key = |pod: &PodGroup| (pod.pod.namespace.clone(), pod.pod.name.clone());
+            key(a).cmp(&key(b)).then_with(|| a.pod.uid.cmp(&b.pod.uid))
+        });
+        let devices = match detail {
+            Detail::Everything => Devices::read(),
+            _ => Devices::default(),
+        };
+        let machine = Machine::read(&shared.hierarchies)?;
+        Ok(Self { detail, machine, node, levels: tree.levels, system, pods, devices })
+    }
+}
+
+/// One thread's tools.
+struct Look {
+    detail: Detail,
+    proc: Proc,
+    reader: Reader,
+}
+
+impl Look {
+    fn new(detail: Detail) -> io::Result<Self> {
+        Ok(Self { detail, proc: Proc::open()?, reader: Reader::default() })
+    }
+
+    fn group(&mut self, cgroup: &Cgroup, path: String) -> Group {
+        let (detail, reader) = (self.detail, &mut self.reader);
+        let processes = match detail {
+            Detail::Usage => Processes::default(),
+            Detail::Load => self.proc.processes(cgroup, false, reader),
+            Detail::Everything => self.proc.processes(cgroup, true, reader),
+        };
+        let reading = cgroup.read(detail, reader);
+        let (created, network) = (cgroup.created(), Vec::new());
+        Group { path, created, reading, nano_cores: None, processes, network }
+    }
+
+    /// The cgroups right below that belong to the pod.
+    fn runs(&mut self, cgroup: &Cgroup, path: &str, names: &[String], found: &mut PodGroup) {
+        for name in names {
+            let id = container_id(name);
+            let pod = &found.pod;
+            let container = pod.containers.iter().position(|container| container.id == id);
+            let sandbox = pod.sandboxes.iter().position(|sandbox| sandbox.id == id);
+            let Some(index) = container.or(sandbox) else { continue };
+            let Ok(child) = cgroup.child(name) else { continue };
+            let mut group = self.group(&child, format!("{}/{name}", path.trim_end_matches('/')));
+            if container.is_some() {
+                found.containers.push(Run { index, group });
+                continue;
+            }
+            if let Some(first) = group.processes.first {
+                group.network = self.proc.network(Some(first), &mut self.reader);
+            }
+            found.sandboxes.push(Run { index, group });
+        }
+        let pod = found.pod.clone();
+        let name = |run: &Run| pod.containers.get(run.index).map(|container| &container.name);
+        found.containers.sort_by(|a, b| name(a).cmp(&name(b)).then(a.index.cmp(&b.index)));
+    }
+}
+
+/// A pod that is to be read.
+struct Job {
+    pod: Arc<ObservedPod>,
+    parent: Arc<Cgroup>,
+    path: String,
+    /// The pod's cgroup; without, its containers are right in the parent: these.
+    name: Result<String, Vec<String>>,
+}
+
+impl Job {
+    fn read(self, look: &mut Look) -> Option<PodGroup> {
+        let mut found =
+            PodGroup { pod: self.pod, own: None, sandboxes: Vec::new(), containers: Vec::new() };
+        match self.name {
+            Ok(name) => {
+                // One that has gone meanwhile is none.
+                let cgroup = self.parent.child(&name).ok()?;
+                let path = format!("{}/{name}", self.path.trim_end_matches('/'));
+                look.runs(&cgroup, &path, &cgroup.children(), &mut found);
+                found.own = Some(look.group(&cgroup, path));
+            }
+            Err(names) => look.runs(&self.parent, &self.path, &names, &mut found),
+        }
+        Some(found)
+    }
+}
+
+/// What is found on the way down.
+struct Tree {
+    /// Pods by UID, with `_` for dashes.
+    known: HashMap<String, Arc<ObservedPod>>,
+    levels: Vec<Group>,
+    pods: Vec<Job>,
+}
+
+impl Tree {
+    fn level(&mut self, shared: &Shared, path: &Path, look: &mut Look) {
+        if let Ok(cgroup) = Name::new(&shared.hierarchies, path).open() {
+            self.walk(Arc::new(cgroup), path.display().to_string(), look);
+        }
+    }
+
+    fn walk(&mut self, cgroup: Arc<Cgroup>, path: String, look: &mut Look) {
+        self.levels.push(look.group(&cgroup, path.clone()));
+        for name in cgroup.children() {
+            if let Some(pod) = pod_uid(&name).and_then(|uid| self.known.get(&uid)) {
+                let (pod, parent, path) = (pod.clone(), cgroup.clone(), path.clone());
+                self.pods.push(Job { pod, parent, path, name: Ok(name) });
+            } else if is_level(&name)
+                && let Ok(child) = cgroup.child(&name)
+            {
+                self.walk(Arc::new(child), format!("{path}/{name}"), look);
+            }
+        }
+    }
+
+    /// Without cgroups of their own, the containers of all pods stand side by side.
+    fn flat(&mut self, shared: &Shared) {
+        let path = PathBuf::from(shared.cgroups.parent_of(&Default::default()));
+        let Ok(cgroup) = Name::new(&shared.hierarchies, &path).open() else { return };
+        let (parent, mut names) = (Arc::new(cgroup), HashMap::<String, Vec<String>>::new());
+        for name in parent.children() {
+            names.entry(container_id(&name).to_owned()).or_default().push(name);
+        }
+        let path = format!("/{}", path.display().to_string().trim_matches('/'));
+        for pod in self.known.values() {
+            let containers = pod.containers.iter().map(|container| &container.id);
+            let ids = containers.chain(pod.sandboxes.iter().map(|sandbox| &sandbox.id));
+            let names: Vec<String> = ids.filter_map(|id| names.remove(id)).flatten().collect();
+            if !names.is_empty() {
+                let (pod, parent, path) = (pod.clone(), parent.clone(), path.clone());
+                self.pods.push(Job { pod, parent, path, name: Err(names) });
+            }
+        }
+    }
+}
+
+fn read_pods(jobs: Vec<Job>, detail: Detail) -> io::Result<Vec<PodGroup>> {
+    let threads = (jobs.len() / WORTH_A_THREAD).clamp(1, THREADS);
+    let mut shares: Vec<Vec<Job>> = (0..threads).map(|_| Vec::new()).collect();
+    for (index, job) in jobs.into_iter().enumerate() {
+        shares[index % threads].push(job);
+    }
+    let read = |share: Vec<Job>| -> io::Result<Vec<PodGroup>> {
+        let mut look = Look::new(detail)?;
+        Ok(share.into_iter().filter_map(|job| job.read(&mut look)).collect())
+    };
+    let own = shares.pop().unwrap_or_default();
+    thread::scope(|scope| {
+        let others: Vec<_> =
+            shares.into_iter().map(|share| scope.spawn(move || read(share))).collect();
+        let mut pods = read(own)?;
+        for other in others {
+            let read = other.join().map_err(|_| io::Error::other("a reading was given up"))?;
+            pods.extend(read?);
+        }
+        Ok(pods)
+    })
+}

@@ -1,0 +1,254 @@
+//! kube-proxy as its users run it: a real apiserver, `longshore proxy` on a host of its own, real
+//! packets.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod world;
+
+use std::time::{Duration, Instant};
+
+use common::PATIENCE;
+use longshore_testkit::{Host, KubeProxy, NodeOptions, kube_proxy_configuration, wait_until};
+use serde_json::json;
+use world::{World, cluster_ip, pod};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_follow_services_and_outlive_the_proxy() {
+    let mut it = World::new().await;
+    it.create_node(json!({})).await;
+    let web = it.service("web", json!({"type": "NodePort"})).await;
+    let ports = web.spec.as_ref().unwrap().ports.as_ref().unwrap();
+    let node_port = u16::try_from(ports[0].node_port.unwrap()).unwrap();
+    let (web, node) = (cluster_ip(&web), it.host.node_ip().into());
+    it.endpoints("web", &[1], None).await;
+    it.start_proxy(json!({}));
+    it.until_served(web, 80, 1).await;
+    it.until_served(node, node_port, 1).await;
+    let event = it.until_event("Starting").await;
+    assert_eq!(event.involved_object.name, Some(it.host.name()));
+
+    // What changes is followed, and what has no endpoints refuses.
+    let other = cluster_ip(&it.service("other", json!({})).await);
+    it.until_refused(other, 80).await;
+    it.endpoints("other", &[3], None).await;
+    it.until_served(other, 80, 3).await;
+    it.endpoints("web", &[2], None).await;
+    it.until_served(web, 80, 2).await;
+    let page = it.metrics().unwrap();
+    let family = [("ip_family", "IPv4")];
+    for name in [
+        "kubeproxy_sync_partial_proxy_rules_duration_seconds_count",
+        "kubeproxy_network_programming_duration_seconds_count",
+        "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+    ] {
+        assert!(page.sum(name, &family).is_some_and(|value| value > 0.0), "{name}");
+    }
+
+    // Killed, it leaves its rules; started again, it changes nothing.
+    let before = it.rules();
+    it.proxy().daemon().kill().unwrap();
+    assert_eq!(it.ask(web, 80), Ok(pod(2)));
+    let host = &it.host;
+    it.proxy.as_mut().unwrap().restart(host).unwrap();
+    let page = it.until_synced(1.0).await;
+    let written = page.sum("kubeproxy_sync_proxy_rules_iptables_last", &family);
+    assert_eq!(written, Some(0.0), "nothing is written");
+    assert_eq!(it.rules(), before);
+
+    // Told to stop, it leaves them too; what went meanwhile goes at the next start.
+    assert!(it.proxy().daemon().terminate(PATIENCE).unwrap().success());
+    assert_eq!(it.rules(), before);
+    it.delete_service("web").await;
+    assert_eq!(it.ask(web, 80), Ok(pod(2)));
+    let host = &it.host;
+    it.proxy.as_mut().unwrap().restart(host).unwrap();
+    it.until_synced(1.0).await;
+    assert!(it.ask(web, 80).is_err());
+    assert_eq!(it.ask(other, 80), Ok(pod(3)));
+
+    it.proxy().daemon().kill().unwrap();
+    assert!(KubeProxy::clean_up(&it.host).unwrap());
+    // The guard of loopback addresses is the kubelet's too.
+    let left = it.rules();
+    assert!(left.iter().all(|rule| rule.contains("KUBE-FIREWALL")), "{left:?}");
+    it.clean_up();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn flushed_rules_are_back_at_once() {
+    let mut it = World::new().await;
+    it.create_node(json!({})).await;
+    let web = cluster_ip(&it.service("web", json!({})).await);
+    it.endpoints("web", &[1], None).await;
+    it.start_proxy(json!({}));
+    it.until_served(web, 80, 1).await;
+    let (before, start) = (it.rules(), Instant::now());
+    // as a firewall does that is loaded again
+    for table in ["nat", "filter", "mangle"] {
+        it.sh(&format!("iptables -t {table} -F; iptables -t {table} -X"));
+    }
+    it.until_served(web, 80, 1).await;
+    // No period would have brought them so soon.
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    wait_until(PATIENCE, "all rules", async || {
+        if it.rules() == before { Ok(()) } else { Err(format!("{:?}", it.rules())) }
+    })
+    .await
+    .unwrap();
+    it.clean_up();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ports_tell_of_health_and_serve_nothing_else() {
+    let mut it = World::new().await;
+    it.create_node(json!({})).await;
+    let name = it.host.name();
+    let fields = json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32123});
+    it.service("local", fields).await;
+    it.endpoints("local", &[1, 2], Some(&name)).await;
+    it.start_proxy(json!({"enableProfiling": true}));
+
+    let body = it.until_status(10256, "/healthz", 200).await;
+    let report: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((&report["healthy"], &report["nodeEligible"]), (&json!(true), &json!(true)));
+    let body = it.until_status(32123, "/", 200).await;
+    assert!(body.contains("\"localEndpoints\": 2"), "{body}");
+    let (_, head, _) = it.get(32123, "/any/path").unwrap();
+    assert!(head.contains("x-load-balancing-endpoint-weight: 2"), "{head}");
+    it.endpoints("local", &[1, 2], Some("elsewhere")).await;
+    it.until_status(32123, "/", 503).await;
+
+    // A node that goes takes no new traffic, and the proxy works on.
+    let taint = json!({"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"});
+    it.patch_node(json!({"spec": {"taints": [taint]}})).await;
+    it.until_status(10256, "/healthz", 503).await;
+    it.until_status(10256, "/livez", 200).await;
+    it.patch_node(json!({"spec": {"taints": null}})).await;
+    it.until_status(10256, "/healthz", 200).await;
+
+    let body = |path| it.get(10249, path).unwrap();
+    assert_eq!(body("/proxyMode").2, "iptables");
+    assert_eq!(body("/healthz").2, "ok");
+    let configz: serde_json::Value = serde_json::from_str(&body("/configz").2).unwrap();
+    assert_eq!(configz["kubeproxy.config.k8s.io"]["kind"], "KubeProxyConfiguration");
+    assert!(body("/metrics/slis").2.contains("kubernetes_healthcheck{"));
+    for (port, paths) in [
+        (10249, &["/debug/pprof/", "/debug/flags/v", "/", "/pods", "/metrics/x"][..]),
+        (10256, &["/debug/pprof/", "/metrics", "/"]),
+    ] {
+        for path in paths {
+            assert_eq!(it.get(port, path).unwrap().0, 404, "{port} {path}");
+        }
+    }
+    let page = it.metrics().unwrap();
+    for name in [
+        "process_resident_memory_bytes",
+        "process_cpu_seconds_total",
+        "go_goroutines",
+        "kubernetes_build_info",
+        "kubeproxy_sync_proxy_rules_endpoint_changes_total",
+        "kubeproxy_sync_proxy_rules_service_changes_total",
+        "kubeproxy_sync_proxy_rules_iptables_total",
+        "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+        "kubeproxy_proxy_livez_total",
+    ] {
+        assert!(page.sum(name, &[]).is_some_and(|value| value > 0.0), "{name}");
+    }
+    let refused = page.sum("kubeproxy_proxy_healthz_total", &[("code", "503")]);
+    assert!(refused.is_some_and(|count| count >= 1.0), "{refused:?}");
+
+    // A service that is gone closes its port.
+    it.delete_service("local").await;
+    wait_until(PATIENCE, "a closed port", async || match it.get(32123, "/") {
+        Err(error) if error.contains("refused") => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await
+    .unwrap();
+    it.clean_up();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn relays_serve_in_userspace_mode_and_modes_replace_each_other() {
+    let mut it = World::new().await;
+    it.create_node(json!({})).await;
+    let web = cluster_ip(&it.service("web", json!({})).await);
+    it.endpoints("web", &[1], None).await;
+    it.start_proxy(json!({"mode": "iptables"}));
+    it.until_served(web, 80, 1).await;
+    it.proxy().daemon().terminate(PATIENCE).unwrap();
+
+    it.start_proxy(json!({"mode": "userspace"}));
+    it.endpoints("web", &[2], None).await;
+    it.until_served(web, 80, 2).await;
+    let rules = it.rules().join("\n");
+    assert!(rules.contains("KUBE-PORTALS-HOST") && !rules.contains("KUBE-SVC-"), "{rules}");
+    assert_eq!(it.get(10249, "/proxyMode").unwrap().2, "userspace");
+    it.proxy().daemon().terminate(PATIENCE).unwrap();
+
+    it.start_proxy(json!({"mode": "iptables"}));
+    it.until_served(web, 80, 2).await;
+    assert!(!it.rules().join("\n").contains("KUBE-PORTALS"));
+    it.clean_up();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ranges_of_pods_are_waited_for_and_followed() {
+    let mut it = World::new().await;
+    it.create_node(json!({})).await;
+    let web = cluster_ip(&it.service("web", json!({})).await);
+    it.endpoints("web", &[1], None).await;
+    it.start_proxy(json!({"detectLocalMode": "NodeCIDR"}));
+    wait_until(PATIENCE, "the proxy to wait", async || {
+        let log = it.proxy.as_mut().unwrap().daemon().log();
+        if log.contains("waiting for the ranges") { Ok(()) } else { Err(log) }
+    })
+    .await
+    .unwrap();
+    assert!(!it.rules().join("\n").contains("KUBE-SVC-"));
+    it.patch_node(json!({"spec": {"podCIDR": "10.77.1.0/24", "podCIDRs": ["10.77.1.0/24"]}})).await;
+    it.until_served(web, 80, 1).await;
+    let local = |rules: Vec<String>| rules.iter().any(|rule| rule.contains("! -s 10.77.1.0/24"));
+    assert!(local(it.rules()), "{:?}", it.rules());
+    it.clean_up();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_that_is_taken_is_fatal_if_it_is_to_be() {
+    let mut it = World::new().await;
+    it.create_node(json!({})).await;
+    let taken = world::on(&it.host, || std::net::TcpListener::bind("0.0.0.0:10256").unwrap());
+    it.start_proxy(json!({"bindAddressHardFail": true}));
+    let status = it.proxy().daemon().wait(PATIENCE).unwrap();
+    assert!(!status.success());
+    let log = it.proxy().daemon().log();
+    assert!(log.contains("healthz server at 0.0.0.0:10256: Address already in use"), "{log}");
+    it.until_event("FailedToStartProxierHealthcheck").await;
+    // Else it is tried again.
+    it.start_proxy(json!({}));
+    it.until_synced(1.0).await;
+    drop(taken);
+    it.until_status(10256, "/livez", 200).await;
+    it.clean_up();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubelet_and_proxy_in_one_process() {
+    let it = World::on(Host::start().expect("a host")).await;
+    let options =
+        NodeOptions { proxy: Some(kube_proxy_configuration(&it.host)), ..NodeOptions::default() };
+    let (kubeconfig, ca) = (it.apiserver.node_kubeconfig(), it.apiserver.client_ca());
+    let mut node = longshore_testkit::Node::start(&it.host, &kubeconfig, &ca, options).unwrap();
+    let web = cluster_ip(&it.service("web", json!({})).await);
+    it.endpoints("web", &[1], None).await;
+    it.until_served(web, 80, 1).await;
+    it.until_event("Starting").await;
+    it.until_status(10256, "/healthz", 200).await;
+    assert_eq!(it.get(10249, "/proxyMode").unwrap().2, "iptables");
+    assert!(node.daemon().terminate(PATIENCE).unwrap().success());
+    assert_eq!(it.ask(web, 80), Ok(pod(1)), "rules stay");
+    drop(node);
+    it.clean_up();
+}
