@@ -226,13 +226,18 @@ async fn files_and_debuggers_go_into_pods() {
             "--",
             "sh",
             "-c",
-            "read line; echo got $line",
+            // one that ends at once may end before its output is fetched
+            "while read line; do echo got $line; done",
         ];
         let mut child = Running(kubectl.command(&debug).spawn().unwrap());
         let mut stdin = child.0.stdin.take().unwrap();
         stdin.write_all(b"it\n").unwrap();
         let mut lines = BufReader::new(child.0.stdout.take().unwrap()).lines();
-        assert!(lines.any(|line| line.unwrap().contains("got it")), "the debugger said nothing");
+        if !lines.any(|line| line.unwrap().contains("got it")) {
+            let mut why = String::new();
+            child.0.stderr.take().unwrap().read_to_string(&mut why).unwrap();
+            panic!("the debugger said nothing: {why}");
+        }
     }
 }
 
