@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use longshore::config::{self, Command, Config};
-use longshore::{node, proxy};
+use longshore::{logging, node, proxy};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::EnvFilter;
 
 /// How long the node may take to stop.
 const STOP: Duration = Duration::from_secs(20);
@@ -43,7 +42,7 @@ fn run(
     verbosity: u32,
     work: impl AsyncFnOnce(CancellationToken) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    log(verbosity);
+    logging::start(verbosity);
     // Two threads are enough for a node, and each costs memory.
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -64,20 +63,6 @@ fn run(
 async fn overdue(stop: CancellationToken) {
     stop.cancelled().await;
     tokio::time::sleep(STOP).await;
-}
-
-fn log(verbosity: u32) {
-    let level = match verbosity {
-        0..=2 => "info",
-        3..=5 => "info,longshore=debug",
-        _ => "info,longshore=trace",
-    };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .init();
 }
 
 fn cancel_on_signal(stop: CancellationToken) -> std::io::Result<()> {

@@ -339,7 +339,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         rooms.open(oom::watch(recorder.clone(), config.node_name.clone()));
         let policy = rotation::Policy::new(&config);
         rooms.open(rotation::run(runtime.clone(), observer.clone(), policy));
-        let server = Server::bind(&config, &addresses, client.as_ref(), view, runtime).await?;
+        // who knocks at the node's ports must not use up what its own requests have
+        let reviews = connect(kubelet.kube_api_qps, kubelet.kube_api_burst).await?;
+        let server = Server::bind(&config, &addresses, reviews.as_ref(), view, runtime).await?;
         rooms.open(server.run());
     }
     rooms.open(pool.run(changed, stop.clone()));

@@ -64,6 +64,10 @@ impl Host for View {
         self.observer.pod(uid)
     }
 
+    fn observed_pods(&self) -> Vec<Arc<ObservedPod>> {
+        self.observer.all()
+    }
+
     fn log_path(&self, container_id: &str) -> Option<PathBuf> {
         let path = self.observer.container(container_id)?.log_path;
         (!path.is_empty()).then(|| path.into())

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use common::{Cluster, FOREVER, PATIENCE, container, script};
-use longshore_testkit::wait_until;
+use longshore_testkit::{BUSYBOX, wait_until};
 use nix::pty::{Winsize, openpty};
 use nix::sys::socket::{setsockopt, sockopt::Linger};
 use serde_json::json;
@@ -195,6 +195,45 @@ fn run_handler(cluster: &Cluster) {
     assert_eq!(ask("/run/default/web/c?cmd=echo%20hello"), "hello\n 200");
     assert_eq!(ask("/run/default/web/c?cmd=false"), "command 'false' exited with 1:  500");
     assert_eq!(ask("/exec/default/web/c?command=ls&output=1"), "Upgrade request required 500");
+}
+
+/// `cp` both ways, and a debugger beside the container.
+#[tokio::test(flavor = "multi_thread")]
+async fn files_and_debuggers_go_into_pods() {
+    let cluster = cluster().await;
+    let folder = tempfile::tempdir().unwrap();
+    let much: Vec<u8> = (0..MUCH).map(|i| (i * 31 % 251) as u8).collect();
+    fs::write(folder.path().join("there"), &much).unwrap();
+    let local = |name: &str| folder.path().join(name).display().to_string();
+    for websockets in PROTOCOLS {
+        let kubectl = Kubectl { cluster: &cluster, websockets };
+        for copy in [[&local("there"), "web:/tmp/copied"], ["web:/tmp/copied", &local("back")]] {
+            let output = kubectl.run(&["cp", "-c", "c", copy[0], copy[1]], b"");
+            assert!(output.status.success(), "{copy:?}: {}", text(&output.stderr));
+        }
+        assert!(fs::read(local("back")).unwrap() == much);
+        let image = format!("--image={BUSYBOX}");
+        let name = format!("debugger-{websockets}");
+        let container = format!("--container={name}");
+        let debug = [
+            "debug",
+            "-i",
+            "web",
+            &image,
+            &container,
+            "--target=c",
+            "--image-pull-policy=Never",
+            "--",
+            "sh",
+            "-c",
+            "read line; echo got $line",
+        ];
+        let mut child = Running(kubectl.command(&debug).spawn().unwrap());
+        let mut stdin = child.0.stdin.take().unwrap();
+        stdin.write_all(b"it\n").unwrap();
+        let mut lines = BufReader::new(child.0.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains("got it")), "the debugger said nothing");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,6 +4,7 @@
 
 mod cgroups;
 mod checks_managers;
+mod ciphers;
 mod effects;
 mod eviction;
 mod file;
@@ -115,6 +116,8 @@ pub struct Config {
     pub reserved: Reserved,
     /// When pods have to go for the node's sake.
     pub eviction: Eviction,
+    /// Every flag that there is with its value in force, for people to read.
+    pub flags: BTreeMap<&'static str, String>,
     /// What works otherwise than its author may think, for a line each in the log.
     pub warnings: Vec<String>,
     /// kube-proxy, if it runs in the same process.
@@ -256,7 +259,9 @@ fn kubelet_command(args: &[String], roles: Roles) -> Result<Command, ConfigError
         let fault = "--proxy-config: only `longshore node` runs kube-proxy beside the kubelet";
         return Err(ConfigError::CommandLine(fault.to_owned()));
     }
+    let shown = pflag::shown(KUBELET_FLAGS, &mut flags);
     let mut config = checked(flags)?;
+    config.flags = shown;
     warnings.extend(parsed.deprecated().map(|flag| {
         format!("--{flag} is deprecated: it works, but belongs in the file of --config")
     }));
@@ -333,6 +338,7 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
         maximum_dead_containers: flags.maximum_dead_containers,
         cadvisor_port: flags.cadvisor_port,
         kubelet: flags.kubelet,
+        flags: BTreeMap::new(),
         warnings: Vec::new(),
         proxy: None,
     })

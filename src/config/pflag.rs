@@ -2,6 +2,7 @@
 //! for booleans, `-v2`, underscores read as dashes. Knows no flag itself: tables are passed in.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fmt::Display;
 
 use k8s_openapi::api::core::v1::Taint;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -145,6 +146,57 @@ impl<T> Target<T> {
         }
         Ok(())
     }
+
+    /// The value as it is; empty for one that has no effect.
+    fn show(&self, from: &mut T) -> String {
+        match self {
+            Self::Bool(field) => field(from).to_string(),
+            Self::Int(field) => field(from).to_string(),
+            Self::Long(field) => field(from).to_string(),
+            Self::Float(field) => field(from).to_string(),
+            Self::Verbosity(field) => field(from).to_string(),
+            Self::Text(field) | Self::Word(field) | Self::Ip(field) => field(from).clone(),
+            Self::Duration(field) => field(from).to_string(),
+            Self::List(field) => field(from).join(","),
+            Self::Pairs(separator, field) => joined(field(from), *separator),
+            Self::Labels(field) => joined(field(from), '='),
+            Self::Gates(field) => joined(field(from), '='),
+            Self::Headers(field) => {
+                let headers = field(from).iter();
+                let each = headers.flat_map(|(key, values)| {
+                    values.iter().map(move |value| format!("{key}:{value}"))
+                });
+                each.collect::<Vec<_>>().join(",")
+            }
+            Self::Taints(field) => {
+                let each = field(from).iter().map(|taint| {
+                    let value = taint.value.as_deref().unwrap_or_default();
+                    format!("{}={value}:{}", taint.key, taint.effect)
+                });
+                each.collect::<Vec<_>>().join(",")
+            }
+            Self::ReservedMemory(field) => {
+                let each = field(from).iter().map(|reservation| {
+                    let limits = reservation.limits.iter();
+                    let limits = limits.map(|(name, quantity)| format!("{name}={}", quantity.0));
+                    let limits = limits.collect::<Vec<_>>().join(",");
+                    format!("{}:{limits}", reservation.numa_node)
+                });
+                each.collect::<Vec<_>>().join(";")
+            }
+            Self::IgnoredBool | Self::Ignored => String::new(),
+        }
+    }
+}
+
+/// Every flag of `table` with its value in `from`, in the syntax that sets it.
+pub(super) fn shown<T>(table: &[Flag<T>], from: &mut T) -> BTreeMap<&'static str, String> {
+    table.iter().map(|flag| (flag.name, flag.target.show(from))).collect()
+}
+
+fn joined<K: Display, V: Display>(pairs: &BTreeMap<K, V>, separator: char) -> String {
+    let pairs = pairs.iter().map(|(key, value)| format!("{key}{separator}{value}"));
+    pairs.collect::<Vec<_>>().join(",")
 }
 
 /// The flags of a command line, matched with their table but not yet stored.

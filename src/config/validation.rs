@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-use super::{FeatureGates, GoDuration, KubeletConfiguration, cgroups, labels, quantities};
+use super::{FeatureGates, GoDuration, KubeletConfiguration, cgroups, ciphers, labels, quantities};
 
 mod garbage;
 
@@ -178,6 +178,9 @@ fn words(s: &KubeletConfiguration, gates: &FeatureGates, f: &mut Faults) {
     f.unless(s.tls_cert_file.is_empty() == s.tls_private_key_file.is_empty(), || {
         "tlsCertFile and tlsPrivateKeyFile: must be set together".to_owned()
     });
+    for suite in s.tls_cipher_suites.iter().filter(|suite| !ciphers::is_known(suite)) {
+        f.0.push(format!("tlsCipherSuites: cipher suite {suite} not supported or doesn't exist"));
+    }
     f.one_of(
         "tlsMinVersion",
         &s.tls_min_version,

@@ -1,43 +1,63 @@
 //! Connections: accepted up to a bound, with limits on what a peer can make us hold or wait for.
 
+use std::future::pending;
 use std::net::SocketAddr;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes, HttpBody};
 use axum::http::Request;
-use hyper::body::Incoming;
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use nix::sys::socket::{setsockopt, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 use tracing::debug;
 
+use super::audit::Audit;
 use super::auth::Peer;
+use super::lobby::{Lobby, Seat};
 use super::tls::Tls;
 
-/// Connections at one time on one port.
-const CONNECTIONS: usize = 256;
+/// Connections at one time on one port that have shown leave for nothing yet.
+const STRANGERS: usize = 256;
+/// Connections at one time on one port that have.
+const GUESTS: usize = 4096;
 /// Requests at one time on one connection.
 const STREAMS: u32 = 100;
 /// The longest head of a request.
 const HEAD: usize = 64 * 1024;
-/// How long a peer may take to shake hands, or to send a head.
+/// How long a peer may take to shake hands, and then to send the head of its first request.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// How long a connection may be without a request after that.
+const IDLE: Duration = Duration::from_secs(90);
+/// How long a connection that is to end may take for it.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// After this time without a word a peer is asked whether it is still there, and how often.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
+const KEEP_ALIVE_PROBES: u32 = 4;
 /// The pause after a failure to accept, such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves connections for ever; with `tls`, encrypted.
-pub(super) async fn serve(listener: TcpListener, tls: Option<Arc<Tls>>, router: Router) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+pub(super) async fn serve(
+    listener: TcpListener,
+    tls: Option<Arc<Tls>>,
+    router: Router,
+    audit: Arc<Audit>,
+) {
+    let lobby = Lobby::new(STRANGERS, GUESTS);
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        let (socket, peer) = match listener.accept().await {
+        let (socket, address) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
                 debug!("cannot accept: {error}");
@@ -45,31 +65,66 @@ pub(super) async fn serve(listener: TcpListener, tls: Option<Arc<Tls>>, router: 
                 continue;
             }
         };
-        let (tls, router) = (tls.clone(), router.clone());
+        let (tls, router, audit) = (tls.clone(), router.clone(), Arc::clone(&audit));
+        let (seat, makes_way) = lobby.enter();
         tokio::spawn(async move {
-            connection(socket, peer, tls, router).await;
-            drop(place);
+            tokio::select! {
+                () = connection(socket, address, seat, tls, router, &audit) => {}
+                () = makes_way => audit.broken(address, "too many connections that show nothing"),
+            }
         });
     }
 }
 
-async fn connection(socket: TcpStream, peer: SocketAddr, tls: Option<Arc<Tls>>, router: Router) {
-    // answers are whole or streams: neither gains by waiting for more
-    let _ = socket.set_nodelay(true);
-    let Some(tls) = tls else { return http(socket, Peer::default(), router).await };
-    let acceptor = TlsAcceptor::from(tls.server_config());
-    match tokio::time::timeout(PATIENCE, acceptor.accept(socket)).await {
-        Ok(Ok(stream)) => {
-            let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
-            let peer = Peer { certified: tls.identify(chain) };
-            http(stream, peer, router).await;
+async fn connection(
+    socket: TcpStream,
+    address: SocketAddr,
+    seat: Seat,
+    tls: Option<Arc<Tls>>,
+    router: Router,
+    audit: &Audit,
+) {
+    tune(&socket);
+    let (pace, watched) = watch::channel(Pace::new());
+    let mut peer = Peer { address: Some(address), certified: None, seat: Some(seat), pace };
+    let ended = match tls {
+        None => http(socket, peer, watched, router).await,
+        Some(tls) => {
+            let acceptor = TlsAcceptor::from(tls.server_config());
+            match timeout(PATIENCE, acceptor.accept(socket)).await {
+                Ok(Ok(stream)) => {
+                    let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+                    peer.certified = tls.identify(chain);
+                    http(stream, peer, watched, router).await
+                }
+                Ok(Err(error)) => Err(format!("TLS handshake failed: {error}")),
+                Err(_) => Err("TLS handshake took too long".to_owned()),
+            }
         }
-        Ok(Err(error)) => debug!(%peer, "TLS handshake failed: {error}"),
-        Err(_) => debug!(%peer, "TLS handshake took too long"),
+    };
+    if let Err(why) = ended {
+        audit.broken(address, &why);
     }
 }
 
-async fn http<S>(stream: S, peer: Peer, router: Router)
+/// Answers are whole or streams, and neither gains by waiting for more; a peer that is gone without
+/// a word is noticed.
+fn tune(socket: &TcpStream) {
+    let _ = socket.set_nodelay(true);
+    let seconds = KEEP_ALIVE.as_secs().try_into().unwrap_or(u32::MAX);
+    let _ = setsockopt(socket, sockopt::KeepAlive, &true);
+    let _ = setsockopt(socket, sockopt::TcpKeepIdle, &seconds);
+    let _ = setsockopt(socket, sockopt::TcpKeepInterval, &seconds);
+    let _ = setsockopt(socket, sockopt::TcpKeepCount, &KEEP_ALIVE_PROBES);
+}
+
+/// Serves one connection to its end; the error is of a peer that does not keep to HTTP.
+async fn http<S>(
+    stream: S,
+    peer: Peer,
+    watched: watch::Receiver<Pace>,
+    router: Router,
+) -> Result<(), String>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -77,10 +132,13 @@ where
     let service = service_fn(move |request: Request<Incoming>| {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(Arc::clone(&peer));
-        router.clone().oneshot(request)
+        let running = Running::begin(&peer.pace);
+        let answer = router.clone().oneshot(request);
+        async move { answer.await.map(|answer| answer.map(|body| Tracked { body, _running: running })) }
     });
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(HEAD);
+    // the pace of heads is watched here, from the end of one request to the next one's head
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(HEAD);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -88,8 +146,110 @@ where
         .max_header_list_size(HEAD as u32)
         .keep_alive_interval(Some(PATIENCE * 2))
         .keep_alive_timeout(PATIENCE);
-    if let Err(error) = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await
-    {
-        debug!("connection ended: {error}");
+    let mut connection =
+        pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+    tokio::select! {
+        ended = connection.as_mut() => return ended.map_err(|error| chain(error.as_ref())),
+        () = over(watched) => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    // what is still unsaid then is half a head, or an answer that nobody takes
+    let _ = timeout(FAREWELL, connection).await;
+    Ok(())
+}
+
+/// An error with its causes, on one line.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// What a connection does.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pace {
+    /// Requests that are being answered.
+    running: usize,
+    /// Since when there is none.
+    since: Instant,
+    /// How long there may be none.
+    patience: Duration,
+    /// It is to end as soon as it has its answers.
+    unwanted: bool,
+}
+
+impl Pace {
+    fn new() -> Self {
+        Self { running: 0, since: Instant::now(), patience: PATIENCE, unwanted: false }
+    }
+
+    /// Has a connection end after what it has asked for so far.
+    pub(super) fn turn_away(pace: &watch::Sender<Self>) {
+        pace.send_modify(|pace| pace.unwanted = true);
+    }
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Ends when the connection has been without a request for too long, or is not wanted.
+async fn over(mut watched: watch::Receiver<Pace>) {
+    loop {
+        let pace = *watched.borrow_and_update();
+        if pace.unwanted {
+            return;
+        }
+        tokio::select! {
+            () = sleep_until(pace.since + pace.patience), if pace.running == 0 => return,
+            changed = watched.changed() => if changed.is_err() { pending::<()>().await },
+        }
+    }
+}
+
+/// A request that is being answered, until all of its answer is sent or dropped.
+struct Running(watch::Sender<Pace>);
+
+impl Running {
+    fn begin(pace: &watch::Sender<Pace>) -> Self {
+        pace.send_modify(|pace| pace.running += 1);
+        Self(pace.clone())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.send_modify(|pace| {
+            pace.running -= 1;
+            pace.since = Instant::now();
+            pace.patience = IDLE;
+        });
+    }
+}
+
+/// A body whose end is noted.
+struct Tracked {
+    body: Body,
+    _running: Running,
+}
+
+impl HttpBody for Tracked {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }

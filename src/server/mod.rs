@@ -4,18 +4,28 @@
 //!
 //! What the answers are made of is asked of a [`Host`]; nothing else of the daemon is known here.
 //!
-//! Current limitations: of the control plane's port there are logs, commands, port-forwarding, pods,
-//! health, figures and the node's own metrics.
+//! `router` says what answers where, `auth` who may ask for it, `listen` and `lobby` what a peer can
+//! make the daemon hold, and `audit` tells of those who were refused.
 
+mod audit;
 mod auth;
+mod checkpoint;
+mod configz;
+mod debug;
 mod figures;
+mod health;
 mod listen;
+mod lobby;
 mod logs;
 mod metrics;
+mod node_logs;
+mod pods;
+mod router;
 mod streaming;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod zpages;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -23,20 +33,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get};
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use longshore_cri::Runtime;
 use longshore_pod::observed::ObservedPod;
-use serde::Serialize;
 use tokio::net::TcpListener;
 use tracing::info;
 
+use self::audit::Audit;
 use self::auth::Auth;
 pub use self::auth::NoApiserver;
 pub use self::figures::Figures;
@@ -56,6 +64,9 @@ pub trait Host: Send + Sync + 'static {
 
     /// What runs of the pod with that UID.
     fn observed(&self, uid: &str) -> Option<Arc<ObservedPod>>;
+
+    /// What runs of all pods.
+    fn observed_pods(&self) -> Vec<Arc<ObservedPod>>;
 
     /// The log file of the container with that id of the runtime's, if there is one.
     fn log_path(&self, container_id: &str) -> Option<PathBuf>;
@@ -100,6 +111,7 @@ pub enum ServerError {
 /// The open ports.
 pub struct Server {
     ports: Vec<Port>,
+    audit: Arc<Audit>,
 }
 
 struct Port {
@@ -119,28 +131,19 @@ impl Server {
         runtime: Runtime,
     ) -> Result<Self, ServerError> {
         let settings = &config.kubelet;
-        let mut ports = Vec::new();
+        let (mut ports, audit) = (Vec::new(), Arc::new(Audit::default()));
         if settings.enable_server {
-            let auth = Arc::new(Auth::new(config, client)?);
+            let auth = Arc::new(Auth::new(config, client, Arc::clone(&audit))?);
             let tls = Arc::new(Tls::new(config, ips)?);
             let listener = listen(&settings.address, settings.port).await?;
-            let debugging = match settings.enable_debugging_handlers {
-                true => logs::routes(config, Arc::clone(&host)).merge(streaming::routes(
-                    config,
-                    Arc::clone(&host),
-                    runtime,
-                )),
-                false => disabled(),
-            };
-            let router = read_only(Arc::clone(&host))
-                .merge(debugging)
+            let router = router::control_plane(config, &host, runtime)
                 .layer(from_fn_with_state(auth, auth::gate));
             let requests = host.metrics().requests.clone();
             let router = requests.counted(router, "readwrite");
             ports.push(Port { listener, tls: Some(tls), router });
             if settings.read_only_port != 0 {
                 let listener = listen(&settings.address, settings.read_only_port).await?;
-                let router = requests.counted(read_only(Arc::clone(&host)), "readonly");
+                let router = requests.counted(router::read_only(&host), "readonly");
                 ports.push(Port { listener, tls: None, router });
             }
         }
@@ -151,9 +154,9 @@ impl Server {
         }
         if settings.healthz_port != 0 {
             let listener = listen(&settings.healthz_bind_address, settings.healthz_port).await?;
-            ports.push(Port { listener, tls: None, router: health(host) });
+            ports.push(Port { listener, tls: None, router: health::routes(host) });
         }
-        Ok(Self { ports })
+        Ok(Self { ports, audit })
     }
 
     /// Where it listens, in the order: control plane, read-only, cAdvisor, health; those that are
@@ -164,15 +167,16 @@ impl Server {
 
     /// Answers requests. Never ends; drop it to close the ports.
     pub async fn run(self) {
-        let ports =
-            self.ports.into_iter().map(|port| listen::serve(port.listener, port.tls, port.router));
+        let ports = self.ports.into_iter().map(|port| {
+            listen::serve(port.listener, port.tls, port.router, Arc::clone(&self.audit))
+        });
         futures::future::join_all(ports).await;
     }
 }
 
 /// Answers requests of a port without encryption or leave to ask for, for ever.
 pub(crate) async fn serve_plain(listener: TcpListener, router: Router) {
-    listen::serve(listener, None, router).await;
+    listen::serve(listener, None, router, Arc::default()).await;
 }
 
 async fn listen(ip: &str, port: i32) -> Result<TcpListener, ServerError> {
@@ -186,88 +190,18 @@ async fn listen(ip: &str, port: i32) -> Result<TcpListener, ServerError> {
     Ok(listener)
 }
 
-fn health(host: Arc<dyn Host>) -> Router {
-    Router::new()
-        .route("/healthz", get(healthz))
-        .route("/healthz/{check}", get(healthz_one))
-        .with_state(host)
-}
-
-fn read_only(host: Arc<dyn Host>) -> Router {
-    let pods = Router::new().route("/pods", get(pods)).with_state(Arc::clone(&host));
-    let figures = figures::routes(host.figures());
-    health(Arc::clone(&host)).merge(pods).merge(figures).merge(metrics::routes(host))
-}
-
-/// What stands in for handlers that the settings do not want.
-fn disabled() -> Router {
-    let refuse = async || {
-        Refusal(StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.".to_owned())
-    };
-    let paths = ["run", "exec", "attach", "portForward", "containerLogs"];
-    paths.iter().fold(Router::new(), |router, path| {
-        router.route(&format!("/{path}/{{*rest}}"), any(refuse))
-    })
-}
-
 /// An answer that is not what was asked for: a plain text, as upstream's.
 struct Refusal(StatusCode, String);
+
+impl Refusal {
+    /// A text on a line of its own, as upstream's plainer handlers give it.
+    fn line(status: StatusCode, text: String) -> Self {
+        Self(status, text + "\n")
+    }
+}
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         (self.0, [("x-content-type-options", "nosniff")], self.1).into_response()
-    }
-}
-
-async fn pods(State(host): State<Arc<dyn Host>>) -> Result<Response, Refusal> {
-    #[derive(Serialize)]
-    #[serde(rename_all = "camelCase")]
-    struct PodList<'a> {
-        kind: &'a str,
-        api_version: &'a str,
-        metadata: serde_json::Map<String, serde_json::Value>,
-        items: Vec<&'a Pod>,
-    }
-    let pods = host.pods();
-    let list = PodList {
-        kind: "PodList",
-        api_version: "v1",
-        metadata: serde_json::Map::new(),
-        items: pods.iter().map(Arc::as_ref).collect(),
-    };
-    let text = serde_json::to_string(&list)
-        .map_err(|error| Refusal(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
-    Ok(([("content-type", "application/json")], text).into_response())
-}
-
-async fn healthz(
-    State(host): State<Arc<dyn Host>>,
-    Query(query): Query<Vec<(String, String)>>,
-) -> Response {
-    let verbose = query.iter().any(|(key, _)| key == "verbose");
-    match host.healthy() {
-        Ok(()) if verbose => {
-            "[+]ping ok\n[+]log ok\n[+]syncloop ok\nhealthz check passed\n".into_response()
-        }
-        Ok(()) => "ok".into_response(),
-        Err(reason) => {
-            tracing::warn!(reason, "not healthy");
-            let text = "[+]ping ok\n[+]log ok\n[-]syncloop failed: reason withheld\nhealthz check failed\n";
-            Refusal(StatusCode::INTERNAL_SERVER_ERROR, text.to_owned()).into_response()
-        }
-    }
-}
-
-async fn healthz_one(State(host): State<Arc<dyn Host>>, Path(check): Path<String>) -> Response {
-    match check.as_str() {
-        "ping" | "log" => "ok".into_response(),
-        "syncloop" => match host.healthy() {
-            Ok(()) => "ok".into_response(),
-            Err(reason) => {
-                let text = format!("internal server error: {reason}\n");
-                Refusal(StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
-            }
-        },
-        _ => StatusCode::NOT_FOUND.into_response(),
     }
 }

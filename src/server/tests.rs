@@ -23,6 +23,8 @@ use tokio_rustls::client::TlsStream;
 use super::*;
 use crate::config::{Command, from_args};
 
+mod endpoints;
+
 /// A node with one pod, whose container `c` logs to a file.
 struct OnePod {
     pod: Mutex<Arc<Pod>>,
@@ -44,6 +46,10 @@ impl Host for OnePod {
 
     fn observed(&self, _: &str) -> Option<Arc<ObservedPod>> {
         None
+    }
+
+    fn observed_pods(&self) -> Vec<Arc<ObservedPod>> {
+        Vec::new()
     }
 
     fn log_path(&self, id: &str) -> Option<PathBuf> {
@@ -311,7 +317,9 @@ async fn only_those_with_leave_are_answered() {
         (Some("admin"), None, LOGS, 200),
         (Some("admin"), None, "/metrics", 403),
         (Some("admin"), None, "/nothing", 404),
-        (Some("admin"), None, "/debug/pprof/", 404),
+        (Some("admin"), None, "/debug/pprof/", 200),
+        (Some("admin"), None, "/configz", 200),
+        (Some("admin"), None, "/flagz", 403),
         (None, None, "/pods", 401),
         (None, None, "/nothing", 401),
         (None, Some("good"), "/pods", 200),
@@ -325,9 +333,12 @@ async fn only_those_with_leave_are_answered() {
         let (status, body) = setup.get(certificate, token, path).await;
         assert_eq!(status, expected, "{certificate:?} {token:?} {path}: {body}");
         if status == 403 && certificate.is_some() {
+            let asked = path.trim_start_matches('/').replace("flagz", "configz");
             assert_eq!(
                 body,
-                "Forbidden (user=admin, verb=get, resource=nodes, subresource(s)=[metrics])\n"
+                format!(
+                    "Forbidden (user=admin, verb=get, resource=nodes, subresource(s)=[{asked}])\n"
+                )
             );
         }
     }
@@ -547,9 +558,18 @@ async fn disabled_handlers_say_so() {
     let setup =
         setup(&["--authorization-mode=AlwaysAllow", "--enable-debugging-handlers=false"], &[])
             .await;
-    for path in [LOGS, "/exec/ns/p/c", "/portForward/ns/p", "/run/ns/p/uid/c"] {
+    for path in [
+        LOGS,
+        "/exec/ns/p/c",
+        "/portForward/ns/p",
+        "/run/ns/p/uid/c",
+        "/runningpods/",
+        "/logs/",
+        "/logs/a",
+        "/debug/pprof/heap",
+    ] {
         let answer = setup.get(Some("admin"), None, path).await;
-        assert_eq!(answer, (405, "Debug endpoints are disabled.".to_owned()), "{path}");
+        assert_eq!(answer, (405, "Debug endpoints are disabled.\n".to_owned()), "{path}");
     }
 }
 

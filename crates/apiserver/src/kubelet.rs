@@ -1,14 +1,15 @@
 //! Calls to a node's port 10250, for what only the node has: the output of its containers, and ways
 //! into them.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::Empty;
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
+use hyper::header::HeaderValue;
 use hyper::{Request, Response, header};
 use hyper_util::rt::TokioIo;
 use longshore_tls::roots;
@@ -18,7 +19,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use serde_json::Value;
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -41,6 +42,8 @@ pub(crate) enum Error {
     Timeout(String),
     #[error("request to {address}: {source}")]
     Http { address: String, source: hyper::Error },
+    #[error("the address {0} is not one that a node may have")]
+    Forbidden(String),
     #[error("the path {0:?} cannot be sent: {1}")]
     Path(String, hyper::http::Error),
 }
@@ -49,6 +52,7 @@ pub(crate) enum Error {
 pub(crate) struct KubeletClient {
     verifying: TlsConnector,
     trusting: TlsConnector,
+    own: SocketAddr,
 }
 
 /// Where a node listens.
@@ -72,6 +76,10 @@ impl Endpoint {
         Ok(Endpoint { host: host.to_owned(), port: port.unwrap_or(DEFAULT_PORT) })
     }
 
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Host and port.
     pub(crate) fn authority(&self) -> String {
         match self.host.parse() {
@@ -83,7 +91,12 @@ impl Endpoint {
 
 impl KubeletClient {
     /// Shows `identity` to the nodes. Without the CA of their serving certificates these are taken as they are.
-    pub(crate) fn new(identity: &Identity, ca: Option<&Path>) -> pki::Result<KubeletClient> {
+    /// `own` is where this server is reached.
+    pub(crate) fn new(
+        identity: &Identity,
+        ca: Option<&Path>,
+        own: SocketAddr,
+    ) -> pki::Result<KubeletClient> {
         let trusting = connector(identity, Arc::new(TakeAny(provider())))?;
         let verifying = match ca {
             None => trusting.clone(),
@@ -93,7 +106,7 @@ impl KubeletClient {
                 connector(identity, verifier.build().map_err(|error| invalid(ca, error))?)?
             }
         };
-        Ok(KubeletClient { verifying, trusting })
+        Ok(KubeletClient { verifying, trusting, own })
     }
 
     /// `GET` a path with its query. Redirects are handed back, not followed.
@@ -103,6 +116,25 @@ impl KubeletClient {
         path: &str,
         skip_verification: bool,
     ) -> Result<Response<Incoming>, Error> {
+        let request = Request::get(path)
+            .body(Empty::<Bytes>::new())
+            .map_err(|error| Error::Path(path.to_owned(), error))?;
+        self.send(endpoint, request, skip_verification).await
+    }
+
+    /// Sends a request, of whose URI only path and query count, on a connection of its own.
+    /// Redirects are handed back, not followed.
+    pub(crate) async fn send<B>(
+        &self,
+        endpoint: &Endpoint,
+        mut request: Request<B>,
+        skip_verification: bool,
+    ) -> Result<Response<Incoming>, Error>
+    where
+        B: Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
         let address = endpoint.authority();
         let late = |_| Error::Timeout(address.clone());
         let stream = self.connect(endpoint, skip_verification).await?;
@@ -110,11 +142,12 @@ impl KubeletClient {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
         // Ends when the answer's body has been read or dropped.
-        tokio::spawn(connection);
-        let request = Request::get(path)
-            .header(header::HOST, &address)
-            .body(Empty::<Bytes>::new())
-            .map_err(|error| Error::Path(path.to_owned(), error))?;
+        tokio::spawn(async move {
+            let _ = connection.await;
+        });
+        let host = HeaderValue::from_str(&address)
+            .map_err(|error| Error::Path(address.clone(), error.into()))?;
+        request.headers_mut().insert(header::HOST, host);
         timeout(ANSWER_TIMEOUT, sender.send_request(request)).await.map_err(late)?.map_err(http)
     }
 
@@ -130,13 +163,37 @@ impl KubeletClient {
             .map_err(|error| failed(std::io::Error::other(error)))?;
         let connector = if skip_verification { &self.trusting } else { &self.verifying };
         let connecting = async {
-            let stream = TcpStream::connect(&address).await?;
-            stream.set_nodelay(true)?;
-            connector.connect(name, stream).await
+            let target = self.resolve(endpoint).await?;
+            let stream = TcpStream::connect(target).await.map_err(failed)?;
+            stream.set_nodelay(true).map_err(failed)?;
+            connector.connect(name, stream).await.map_err(failed)
         };
         let late = |_| Error::Timeout(address.clone());
-        timeout(CONNECT_TIMEOUT, connecting).await.map_err(late)?.map_err(failed)
+        timeout(CONNECT_TIMEOUT, connecting).await.map_err(late)?
     }
+
+    /// The address to dial. It is looked up once, so that what was checked is what is dialled.
+    async fn resolve(&self, endpoint: &Endpoint) -> Result<SocketAddr, Error> {
+        let address = endpoint.authority();
+        let found = lookup_host(&address).await;
+        let mut found =
+            found.map_err(|source| Error::Connect { address: address.clone(), source })?;
+        found.find(|target| may_be_a_node(*target, self.own)).ok_or(Error::Forbidden(address))
+    }
+}
+
+/// Whether that may be a node's port. Nodes write their addresses themselves: one that names this
+/// server, or its machine's own loopback, would have it talk to itself as the nodes' master. In a
+/// cluster that is advertised on the loopback all nodes are there.
+fn may_be_a_node(target: SocketAddr, own: SocketAddr) -> bool {
+    let ip = target.ip().to_canonical();
+    let is_link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    let is_strange = is_link_local || ip.is_unspecified() || ip.is_multicast();
+    let is_own = ip == own.ip().to_canonical() && target.port() == own.port();
+    !is_strange && !is_own && (!ip.is_loopback() || own.ip().is_loopback())
 }
 
 fn invalid(path: &Path, error: impl std::fmt::Display) -> pki::Error {
@@ -196,5 +253,37 @@ impl ServerCertVerifier for TakeAny {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_nodes_are_dialled() {
+        let real = "10.0.0.1:6443";
+        for (target, own, expected) in [
+            ("10.0.0.2:10250", real, true),
+            ("10.0.0.1:10250", real, true),
+            ("[2001:db8::1]:10250", real, true),
+            ("10.0.0.1:6443", real, false),
+            ("[::ffff:10.0.0.1]:6443", real, false),
+            ("127.0.0.1:10250", real, false),
+            ("[::1]:10250", real, false),
+            ("[::ffff:127.0.0.1]:10250", real, false),
+            ("0.0.0.0:10250", real, false),
+            ("[::]:10250", real, false),
+            ("169.254.169.254:80", real, false),
+            ("[fe80::1]:10250", real, false),
+            ("224.0.0.1:10250", real, false),
+            ("255.255.255.255:10250", real, false),
+            ("127.0.0.1:10250", "127.0.0.1:6443", true),
+            ("127.0.0.1:6443", "127.0.0.1:6443", false),
+        ] {
+            let answer = may_be_a_node(target.parse().unwrap(), own.parse().unwrap());
+            assert_eq!(answer, expected, "{target} of {own}");
+        }
     }
 }

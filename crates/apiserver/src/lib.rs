@@ -174,7 +174,8 @@ impl Server {
         }
         api.authorizer.load(&api.registry).await?;
         let stop = CancellationToken::new();
-        let kubelet = KubeletClient::new(&kubelet_client, config.kubelet_ca.as_deref())?;
+        let kubelet =
+            KubeletClient::new(&kubelet_client, config.kubelet_ca.as_deref(), advertised)?;
         let authenticator = Authenticator::new(&config.authentication, api.clone())?;
         let router = Arc::new(Router::new(api.clone(), authenticator, kubelet, stop.clone()));
         Ok(Server {

@@ -4,86 +4,20 @@
 
 mod common;
 
-use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use common::node::{NodeBody, node};
 use common::*;
 use futures::StreamExt;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
-use hyper::service::service_fn;
 use hyper::{Request, Response};
-use hyper_util::rt::TokioIo;
-use rustls::server::WebPkiClientVerifier;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use serde_json::json;
-use tokio::net::TcpListener;
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
-/// A node's port: notes what is asked, demands a certificate of the cluster's CA.
-struct Node {
-    port: u16,
-    asked: Arc<Mutex<Vec<String>>>,
-}
-
-async fn node(cluster: &Cluster) -> Node {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(cluster.pki().join("ca.crt")).unwrap()).unwrap();
-    let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone())
-        .build()
-        .unwrap();
-    let key = rcgen::KeyPair::generate().unwrap();
-    let certificate =
-        rcgen::CertificateParams::new(["n1".to_owned()]).unwrap().self_signed(&key).unwrap();
-    let config = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_client_cert_verifier(verifier)
-        .with_single_cert(
-            vec![certificate.der().clone()],
-            PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).unwrap(),
-        )
-        .unwrap();
-    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let notes = asked.clone();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let (acceptor, notes) = (acceptor.clone(), notes.clone());
-            tokio::spawn(async move {
-                let Ok(stream) = acceptor.accept(stream).await else { return };
-                let service = service_fn(move |request: Request<Incoming>| {
-                    notes.lock().unwrap().push(request.uri().to_string());
-                    async move { Ok::<_, Infallible>(answer(&request)) }
-                });
-                let _ = hyper::server::conn::http1::Builder::new()
-                    .serve_connection(TokioIo::new(stream), service)
-                    .await;
-            });
-        }
-    });
-    let node = json!({
-        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"},
-    });
-    cluster.admin.create("/api/v1/nodes", node).await;
-    let status = json!({"status": {
-        "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": "n1"}],
-        "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
-    }});
-    let (code, set) = cluster.admin.call("PATCH", "/api/v1/nodes/n1/status", Some(status)).await;
-    assert_eq!(code, 200, "{set}");
-    Node { port, asked }
-}
-
-type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>;
-
-fn answer(request: &Request<Incoming>) -> Response<Body> {
+fn answer(request: &Request<Incoming>) -> Response<NodeBody> {
     let whole = |text: &'static str| {
         http_body_util::Full::new(Bytes::from_static(text.as_bytes())).boxed_unsync()
     };
@@ -109,7 +43,7 @@ fn answer(request: &Request<Incoming>) -> Response<Body> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn logs_come_from_the_node() {
     let cluster = Cluster::start().await;
-    let node = node(&cluster).await;
+    let node = node(&cluster, |request| answer(&request)).await;
     let admin = &cluster.admin;
     let mut web = pod("web", "n1");
     web["spec"]["containers"] =

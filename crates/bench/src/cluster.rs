@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
-use longshore_testkit::{Apiserver, Host, Node, NodeOptions, wait_until};
+use longshore_testkit::{Apiserver, Host, Kubectl, Node, NodeOptions, wait_until};
 use serde::Serialize;
 
 use crate::process::{self, Use};
@@ -96,6 +96,11 @@ impl<'a> Cluster<'a> {
 
     pub(crate) fn client(&self) -> Client {
         self.client.clone()
+    }
+
+    /// kubectl as the administrator.
+    pub(crate) fn kubectl(&self) -> Kubectl {
+        self.apiserver.kubectl()
     }
 
     /// CPU-seconds of everything on the host, as far as they are known.

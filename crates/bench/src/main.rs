@@ -21,6 +21,7 @@ mod process;
 mod proxy;
 mod report;
 mod restart;
+mod server;
 mod statistics;
 
 use std::fs;
@@ -52,6 +53,9 @@ struct Args {
     /// How often a pod takes so much memory that the node ends it.
     #[arg(long, default_value_t = 20)]
     hogs: u16,
+    /// Measure the node's ports, and nothing else.
+    #[arg(long)]
+    server: bool,
     /// Write all figures to this file, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -91,6 +95,10 @@ fn run(args: &Args) -> Result<()> {
 
 /// The figures, as a table and as JSON.
 async fn measure(args: &Args) -> Result<(String, String)> {
+    if args.server {
+        let figures = server::run(args).await?;
+        return Ok((figures.to_string(), serde_json::to_string_pretty(&figures)?));
+    }
     if args.services.is_empty() {
         let figures = bench::run(args).await?;
         return Ok((report::table(&figures), serde_json::to_string_pretty(&figures)?));

@@ -5,7 +5,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Incoming;
-use hyper::header::{AUTHORIZATION, CONNECTION, HOST, HeaderName, HeaderValue, UPGRADE};
+use hyper::header::{
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
 use hyper::upgrade::Upgraded;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
@@ -38,9 +41,9 @@ pub(crate) fn request(
     target: &Uri,
     mut headers: HeaderMap,
 ) -> Request<Empty<Bytes>> {
-    // who the client is was settled here, and is no business of the backend's
-    let proofs = headers.keys().filter(|name| is_proof(name)).cloned().collect::<Vec<_>>();
-    for name in proofs {
+    drop_proofs(&mut headers);
+    // there is no body, whatever the client said of one
+    for name in [CONTENT_LENGTH, TRANSFER_ENCODING, TRAILER, EXPECT] {
         headers.remove(name);
     }
     if let Some(host) = target.authority().and_then(|host| host.as_str().parse().ok()) {
@@ -54,8 +57,39 @@ pub(crate) fn request(
     request
 }
 
-fn is_proof(name: &HeaderName) -> bool {
-    *name == AUTHORIZATION || name.as_str().starts_with("impersonate-")
+/// Takes out what a client proves who it is with: that was settled here, and is no business of a
+/// backend's.
+pub fn drop_proofs(headers: &mut HeaderMap) {
+    let is_proof = |name: &&HeaderName| {
+        **name == AUTHORIZATION
+            || ["impersonate-", "x-remote-"].iter().any(|start| name.as_str().starts_with(start))
+    };
+    let proofs: Vec<_> = headers.keys().filter(is_proof).cloned().collect();
+    for name in proofs {
+        headers.remove(name);
+    }
+}
+
+/// Takes out what is said of one connection and must not be handed on to the next.
+pub fn drop_hop_headers(headers: &mut HeaderMap) {
+    let values = headers.get_all(CONNECTION).into_iter().filter_map(|value| value.to_str().ok());
+    let named: Vec<HeaderName> = values
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    let usual = [
+        CONNECTION,
+        UPGRADE,
+        TRANSFER_ENCODING,
+        TRAILER,
+        TE,
+        PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION,
+    ];
+    let others = ["keep-alive", "proxy-connection"].map(HeaderName::from_static);
+    for name in named.into_iter().chain(usual).chain(others) {
+        headers.remove(name);
+    }
 }
 
 /// Sends a request as the first and last one on the connection. Redirects are errors.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http_body_util::Either;
-use hyper::header::{CONNECTION, HeaderMap, UPGRADE};
+use hyper::header::{CONNECTION, HeaderMap, HeaderValue, UPGRADE};
 use hyper::upgrade::Upgraded;
 use hyper::{Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use crate::activity::Active;
-use crate::backend::{request, send};
+use crate::backend::{drop_hop_headers, request, send};
 use crate::{Answer, Error};
 
 /// How long a client may take to see that its session has ended.
@@ -45,8 +45,17 @@ where
                 Err(error) => debug!("upgrade failed: {error}"),
             }
         });
+    } else {
+        end_connection(response.headers_mut());
     }
     Ok(response.map(Either::Left))
+}
+
+/// A refusal is the last that is said on either connection: nothing that the client still sends can
+/// reach the backend, or pass for a request of its own.
+fn end_connection(headers: &mut HeaderMap) {
+    drop_hop_headers(headers);
+    headers.insert(CONNECTION, HeaderValue::from_static("close"));
 }
 
 /// Copies both ways until either side ends.
@@ -69,7 +78,7 @@ async fn join(client: Upgraded, backend: Upgraded, idle: Duration) {
 }
 
 /// Whether the request asks for an upgrade of whatever kind.
-fn is_upgrade(headers: &HeaderMap) -> bool {
+pub fn is_upgrade(headers: &HeaderMap) -> bool {
     headers.contains_key(UPGRADE) && names_upgrade(headers)
 }
 

@@ -122,6 +122,27 @@ async fn an_answer_that_is_no_upgrade_is_the_clients() {
 }
 
 #[tokio::test]
+async fn a_refusal_is_the_last_word_on_the_connection() {
+    let backend = server(|_| {
+        let mut reply = said(403, "no");
+        reply.headers_mut().insert("connection", "keep-alive, x-hop".parse().unwrap());
+        reply.headers_mut().insert("x-hop", "1".parse().unwrap());
+        async { reply }
+    });
+    // there is one backend: a second request that came through would have none
+    let mut client = passing(backend, IDLE);
+    let upgrade = "POST /exec HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\
+                   connection: Upgrade\r\nupgrade: SPDY/3.1\r\n\r\n";
+    client.write_all(upgrade.as_bytes()).await.unwrap();
+    client.write_all(b"GET /smuggled HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    let mut heard = String::new();
+    client.read_to_string(&mut heard).await.unwrap();
+    assert!(heard.starts_with("HTTP/1.1 403 "), "{heard}");
+    assert_eq!(heard.matches("HTTP/1.1 ").count(), 1, "{heard}");
+    assert!(!heard.contains("x-hop") && heard.contains("connection: close"), "{heard}");
+}
+
+#[tokio::test]
 async fn the_backend_does_not_see_who_the_client_is() {
     let mut request = spdy_request(&target(), &["v4.channel.k8s.io", "channel.k8s.io"]);
     for (name, value) in

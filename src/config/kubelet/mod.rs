@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Taint;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 
 pub use self::sections::*;
 use super::GoDuration;
 use super::gates::FeatureGates;
 
 /// The kubelet's settings, complete: a field that a file leaves out has its default.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct KubeletConfiguration {
     pub enable_server: bool,

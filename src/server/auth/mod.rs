@@ -4,6 +4,7 @@
 mod cache;
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,14 +20,21 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::api::{Api, PostParams};
 use kube::{Client, Error as KubeError};
-use tracing::{debug, warn};
+use sha2::{Digest as _, Sha256};
+use tokio::sync::{Semaphore, watch};
+use tracing::warn;
 
 use self::cache::Cache;
 use super::Refusal;
+use super::audit::{Asked, Audit};
+use super::listen::Pace;
+use super::lobby::Seat;
 use crate::config::Config;
 
 /// Answers remembered of each kind.
 const REMEMBERED: usize = 4096;
+/// Questions to the apiserver at one time.
+const QUESTIONS: usize = 16;
 
 /// Somebody who asks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -54,10 +62,15 @@ impl User {
 }
 
 /// The other end of a connection.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Peer {
+    pub(super) address: Option<SocketAddr>,
     /// By its certificate.
     pub(super) certified: Option<User>,
+    /// The connection's place among all.
+    pub(super) seat: Option<Seat>,
+    /// What it does.
+    pub(super) pace: watch::Sender<Pace>,
 }
 
 /// What a request shows of who sent it.
@@ -68,9 +81,8 @@ enum Proof {
 }
 
 impl Proof {
-    fn of(request: &Request<Body>) -> Self {
-        let peer = request.extensions().get::<Arc<Peer>>();
-        if let Some(user) = peer.and_then(|peer| peer.certified.clone()) {
+    fn of(request: &Request<Body>, peer: &Peer) -> Self {
+        if let Some(user) = peer.certified.clone() {
             return Self::Certificate(user);
         }
         let header = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
@@ -95,11 +107,17 @@ pub(super) struct Auth {
     tokens: Option<Client>,
     /// Asks the apiserver for leave; `None`: everybody may.
     reviews: Option<Client>,
-    token_cache: Cache<String, Option<User>>,
+    /// By a digest: tokens are secrets, and as long as whoever sends them likes.
+    token_cache: Cache<Digest, Option<User>>,
     token_life: Duration,
     leave_cache: Cache<(User, &'static str, &'static str), bool>,
     leave_lives: (Duration, Duration),
+    questions: Semaphore,
+    audit: Arc<Audit>,
 }
+
+/// SHA-256 of a token.
+type Digest = [u8; 32];
 
 /// The settings ask for an apiserver's word where there is no apiserver.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -107,7 +125,11 @@ pub(super) struct Auth {
 pub struct NoApiserver(&'static str);
 
 impl Auth {
-    pub(super) fn new(config: &Config, client: Option<&Client>) -> Result<Self, NoApiserver> {
+    pub(super) fn new(
+        config: &Config,
+        client: Option<&Client>,
+        audit: Arc<Audit>,
+    ) -> Result<Self, NoApiserver> {
         let (authentication, authorization) =
             (&config.kubelet.authentication, &config.kubelet.authorization);
         let needed = |wanted: bool, field| match (wanted, client) {
@@ -126,6 +148,8 @@ impl Auth {
             token_life: authentication.webhook.cache_ttl.get(),
             leave_cache: Cache::new(REMEMBERED),
             leave_lives: (lives.cache_authorized_ttl.get(), lives.cache_unauthorized_ttl.get()),
+            questions: Semaphore::new(QUESTIONS),
+            audit,
         })
     }
 
@@ -140,12 +164,18 @@ impl Auth {
     }
 
     async fn holder(&self, client: &Client, token: &str) -> Option<User> {
-        if let Some(known) = self.token_cache.get(token) {
+        let digest = Digest::from(Sha256::digest(token));
+        if let Some(known) = self.token_cache.get(&digest) {
+            return known;
+        }
+        let _turn = self.questions.acquire().await;
+        // who asked before may have had the same question
+        if let Some(known) = self.token_cache.get(&digest) {
             return known;
         }
         match review_token(client, token).await {
             Ok(user) => {
-                self.token_cache.insert(token.to_owned(), user.clone(), self.token_life);
+                self.token_cache.insert(digest, user.clone(), self.token_life);
                 user
             }
             Err(error) => {
@@ -168,10 +198,17 @@ impl Auth {
             let allowed = match self.leave_cache.get(&key) {
                 Some(known) => known,
                 None => {
-                    let allowed = self.review_access(client, user, verb, subresource).await?;
-                    let life = if allowed { self.leave_lives.0 } else { self.leave_lives.1 };
-                    self.leave_cache.insert(key, allowed, life);
-                    allowed
+                    let _turn = self.questions.acquire().await;
+                    match self.leave_cache.get(&key) {
+                        Some(known) => known,
+                        None => {
+                            let answer = self.review_access(client, user, verb, subresource);
+                            let allowed = answer.await?;
+                            let (yes, no) = self.leave_lives;
+                            self.leave_cache.insert(key, allowed, if allowed { yes } else { no });
+                            allowed
+                        }
+                    }
                 }
             };
             if allowed {
@@ -235,28 +272,54 @@ pub(super) async fn gate(
     request: Request<Body>,
     next: Next,
 ) -> Result<Response, Refusal> {
-    let Some(user) = auth.user(Proof::of(&request)).await else {
+    let peer = request.extensions().get::<Arc<Peer>>().cloned().unwrap_or_default();
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let asked = |user| Asked { address: peer.address, user, method: &method, path: &path };
+    let Some(user) = auth.user(Proof::of(&request, &peer)).await else {
+        // who has nothing to show may not hold the line either
+        Pace::turn_away(&peer.pace);
+        auth.audit.refused(&asked(""), StatusCode::UNAUTHORIZED);
         return Err(Refusal(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned()));
     };
-    let verb = match auth.guards_streams && is_stream(request.uri().path()) {
-        true => "create",
-        false => verb(request.method()),
-    };
-    let subresources = subresources(request.uri().path());
-    let attributes = |subresources: &str| {
-        format!("(user={}, verb={verb}, resource=nodes, {subresources})", user.name)
-    };
-    match auth.may(&user, verb, subresources).await {
-        Ok(true) => Ok(next.run(request).await),
-        Ok(false) => {
-            debug!(user = user.name, verb, ?subresources, "forbidden");
-            let asked = attributes(&format!("subresource(s)=[{}]", subresources.join(" ")));
-            Err(Refusal(StatusCode::FORBIDDEN, format!("Forbidden {asked}\n")))
+    match auth.admit(&user, &method, &path).await {
+        Ok(()) if peer.seat.as_ref().is_none_or(Seat::go_inside) => {
+            if is_stream(&path) || !matches!(method, Method::GET | Method::HEAD) {
+                auth.audit.admitted(&asked(&user.name));
+            }
+            Ok(next.run(request).await)
         }
-        Err(error) => {
-            warn!("cannot ask the apiserver for leave: {error}");
-            let asked = attributes(&format!("subresource={}", subresources.first().unwrap_or(&"")));
-            Err(Refusal(StatusCode::INTERNAL_SERVER_ERROR, format!("Authorization error {asked}")))
+        Ok(()) => Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, "too many connections".to_owned())),
+        Err(refusal) => {
+            auth.audit.refused(&asked(&user.name), refusal.0);
+            Err(refusal)
+        }
+    }
+}
+
+impl Auth {
+    /// Whether the user may do that to the path.
+    async fn admit(&self, user: &User, method: &Method, path: &str) -> Result<(), Refusal> {
+        let verb = match self.guards_streams && is_stream(path) {
+            true => "create",
+            false => verb(method),
+        };
+        let subresources = subresources(path);
+        let attributes = |subresources: &str| {
+            format!("(user={}, verb={verb}, resource=nodes, {subresources})", user.name)
+        };
+        match self.may(user, verb, subresources).await {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let asked = attributes(&format!("subresource(s)=[{}]", subresources.join(" ")));
+                Err(Refusal(StatusCode::FORBIDDEN, format!("Forbidden {asked}\n")))
+            }
+            Err(error) => {
+                warn!("cannot ask the apiserver for leave: {error}");
+                let asked =
+                    attributes(&format!("subresource={}", subresources.first().unwrap_or(&"")));
+                let text = format!("Authorization error {asked}");
+                Err(Refusal(StatusCode::INTERNAL_SERVER_ERROR, text))
+            }
         }
     }
 }
@@ -308,6 +371,14 @@ mod tests {
             ("/metrics/cadvisor", &["metrics"]),
             ("/stats/summary", &["stats"]),
             ("/logs/", &["log"]),
+            ("/runningpods/", &["pods", "proxy"]),
+            ("/configz", &["configz", "proxy"]),
+            ("/flagz", &["configz"]),
+            ("/statusz", &["statusz"]),
+            ("/checkpoint/a/b/c", &["checkpoint"]),
+            ("/debug/flags/v", &["proxy"]),
+            ("//metrics", &["proxy"]),
+            ("/%6detrics", &["proxy"]),
             ("/containerLogs/a/b/c", &["proxy"]),
             ("/", &["proxy"]),
             ("", &["proxy"]),

@@ -127,6 +127,8 @@ const NO_COLLECTION_DELETE: &[&str] =
 const CREATE: &[&str] = &["create"];
 /// A GET too opens a connection.
 const CONNECT: &[&str] = &["create", "get"];
+/// Whatever a method stands for.
+const PROXY: &[&str] = &["create", "delete", "get", "patch", "update"];
 const READ_WRITE: &[&str] = &["get", "patch", "update"];
 
 const fn status(kind: &'static str) -> Subresource {
@@ -191,7 +193,10 @@ pub static RESOURCES: &[Resource] = &[
     Resource {
         short_names: &["no"],
         namespaced: false,
-        subresources: &[status("Node")],
+        subresources: &[
+            Subresource { name: "proxy", gvk: Gvk::core("NodeProxyOptions"), verbs: PROXY },
+            status("Node"),
+        ],
         ..core("nodes", "node", "Node", "minions")
     },
     Resource {

@@ -5,6 +5,8 @@
 
 use futures::TryStreamExt;
 use http_body_util::{BodyStream, Either};
+use hyper::body::Incoming;
+use hyper::http::request::Parts;
 use hyper::{Request, StatusCode, Uri};
 use longshore_streams::{self as streams, Error};
 
@@ -43,11 +45,16 @@ impl Router {
         let target: Uri = format!("https://{}{path}", endpoint.authority())
             .parse()
             .map_err(StatusError::internal)?;
-        let connection = self.kubelet.connect(&endpoint, false).await;
+        self.join(call.head, &endpoint, &target).await
+    }
+
+    /// Hands the client's upgrade on to a node's port.
+    pub(super) async fn join(&self, head: Parts, endpoint: &Endpoint, target: &Uri) -> Result {
+        let connection = self.kubelet.connect(endpoint, false).await;
         let connection = connection
             .map_err(|error| StatusError::internal(format!("error dialing backend: {error}")))?;
-        let mut request = Request::from_parts(call.head, ());
-        let answer = streams::pass(&mut request, &target, connection, streams::FOREVER).await;
+        let mut request = Request::from_parts(head, ());
+        let answer = streams::pass(&mut request, target, connection, streams::FOREVER).await;
         answer.map(handed_on).map_err(|error| match error {
             Error::NoUpgrade => StatusError::bad_request(error.to_string()),
             error => StatusError::internal(error),
@@ -59,17 +66,18 @@ impl Router {
 fn handed_on(answer: streams::Answer) -> Answer {
     let (head, body) = answer.into_parts();
     let body = match body {
-        Either::Left(body) if head.status != StatusCode::SWITCHING_PROTOCOLS => {
-            let frames = BodyStream::new(body);
-            Body::stream(
-                frames
-                    .map_ok(|frame| frame.into_data().unwrap_or_default())
-                    .map_err(BoxError::from),
-            )
-        }
+        Either::Left(body) if head.status != StatusCode::SWITCHING_PROTOCOLS => streamed(body),
         _ => Body::from(""),
     };
     Answer::from_parts(head, body)
+}
+
+/// A node's body as ours.
+pub(super) fn streamed(body: Incoming) -> Body {
+    let frames = BodyStream::new(body);
+    Body::stream(
+        frames.map_ok(|frame| frame.into_data().unwrap_or_default()).map_err(BoxError::from),
+    )
 }
 
 /// What a command's client asks for, in the node's words.

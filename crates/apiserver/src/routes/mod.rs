@@ -7,6 +7,7 @@ mod lists;
 mod logs;
 mod metrics;
 mod negotiate;
+mod proxy;
 mod request;
 mod respond;
 mod reviews;
@@ -212,6 +213,7 @@ impl Router {
                 self.update(call).await
             }
             ("exec" | "attach" | "portforward", _) => self.connect(call).await,
+            ("proxy", _) => self.proxy(call).await,
             ("scale", _) => self.scale(call, subresource).await,
             ("binding", _) => self.bind(call, subresource).await,
             ("eviction", _) => self.evict(call, subresource).await,

@@ -25,6 +25,8 @@ pub(super) struct ResourcePath {
     pub(super) resource: String,
     pub(super) name: String,
     pub(super) subresource: String,
+    /// What is asked of the object itself by `proxy`: a path as it was sent, without its first slash.
+    pub(super) below: String,
 }
 
 /// The query parameters.
@@ -142,6 +144,7 @@ fn selected_name(selector: &str) -> Option<String> {
 
 /// `None` for a path that is no resource's.
 fn split(path: &str) -> Result<Option<ResourcePath>, StatusError> {
+    let (path, below) = split_proxied(path);
     let trimmed = path.strip_prefix('/').unwrap_or(path);
     let trimmed = trimmed.strip_suffix('/').unwrap_or(trimmed);
     let (group, rest) = match trimmed.split_once('/') {
@@ -170,7 +173,22 @@ fn split(path: &str) -> Result<Option<ResourcePath>, StatusError> {
     resource.resource = parts.next().unwrap_or_default();
     resource.name = parts.next().unwrap_or_default();
     resource.subresource = parts.next().unwrap_or_default();
+    resource.below = below.to_owned();
     Ok(Some(resource))
+}
+
+/// Cuts a path behind `nodes/NAME/proxy/`: what follows is the node's to understand.
+fn split_proxied(path: &str) -> (&str, &str) {
+    let ends = path.match_indices('/').map(|(end, _)| end).nth(5);
+    let is_proxied = |path: &str| {
+        let parts: Vec<_> = path.split('/').collect();
+        matches!(parts.as_slice(), ["", "api", "v1", "nodes", _, "proxy"])
+    };
+    // "/api/v1/nodes/NAME/proxy" has five slashes, and the sixth ends it
+    match ends.map(|end| path.split_at(end)).filter(|(path, _)| is_proxied(path)) {
+        Some((path, below)) => (path, below.trim_start_matches('/')),
+        None => (path, ""),
+    }
 }
 
 fn decode(segment: &str) -> Result<String, StatusError> {

@@ -53,9 +53,27 @@ fn request_lines() {
         (Method::GET, "/api/v1/namespaces/a/pods/..", "400"),
         (Method::GET, "/api/v1/namespaces//pods", "400"),
         (Method::GET, "/api/v1/namespaces/a/pods/b/log/c", "404"),
+        (Method::GET, "/api/v1/nodes/n1/proxy", "get -/v1 - nodes n1 proxy"),
+        (Method::POST, "/api/v1/nodes/n1:10250/proxy/", "create -/v1 - nodes n1:10250 proxy"),
+        (Method::GET, "/api/v1/nodes/n1/proxy/a/../%2e%2e//b/", "get -/v1 - nodes n1 proxy"),
+        (Method::GET, "/api/v1/nodes/n1/proxyx/a", "404"),
+        (Method::GET, "/api/v1/nodes/../proxy/a", "400"),
         (Method::OPTIONS, "/api/v1/pods", " -/v1 - pods - -"),
     ] {
         assert_eq!(line(method, uri), expected, "{uri}");
+    }
+}
+
+#[test]
+fn what_a_node_is_asked_is_left_as_it_is() {
+    for (uri, expected) in [
+        ("/api/v1/nodes/n1/proxy", ""),
+        ("/api/v1/nodes/n1/proxy/", ""),
+        ("/api/v1/nodes/n1/proxy/logs/", "logs/"),
+        ("/api/v1/nodes/n1/proxy//logs/%2e%2e/a?b=c", "logs/%2e%2e/a"),
+    ] {
+        let line = parse(Method::GET, uri).unwrap();
+        assert_eq!(line.resource.unwrap().below, expected, "{uri}");
     }
 }
 

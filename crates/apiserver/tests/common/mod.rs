@@ -8,6 +8,7 @@
     clippy::panic
 )]
 
+pub mod node;
 pub mod tokens;
 
 use std::path::{Path, PathBuf};
