@@ -99,8 +99,8 @@ async fn checkpoint(
 /// The seconds that a request gives the runtime, 0 if it says nothing; the error is for the caller.
 fn timeout(query: &[(String, String)]) -> Result<i64, String> {
     // the last of several counts
-    let texts = query.iter().filter(|(key, _)| key == "timeout").map(|(_, value)| value);
-    texts.last().map_or(Ok(0), |text| {
+    let mut texts = query.iter().filter(|(key, _)| key == "timeout").map(|(_, value)| value);
+    texts.next_back().map_or(Ok(0), |text| {
         text.parse().map_err(|_| "cannot parse value of timeout parameter".to_owned())
     })
 }

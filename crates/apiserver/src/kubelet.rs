@@ -178,7 +178,8 @@ impl KubeletClient {
         let found = lookup_host(&address).await;
         let mut found =
             found.map_err(|source| Error::Connect { address: address.clone(), source })?;
-        found.find(|target| may_be_a_node(*target, self.own)).ok_or(Error::Forbidden(address))
+        let target = found.find(|target| may_be_a_node(*target, self.own));
+        target.ok_or_else(|| Error::Forbidden(address.clone()))
     }
 }
 

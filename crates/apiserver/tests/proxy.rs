@@ -92,23 +92,23 @@ async fn a_node_is_asked_in_the_callers_stead() {
         ("GET", "/teapot", (418, "/teapot")),
     ] {
         let path = format!("{NODE}{path}");
-        let (code, text) = cluster.admin_curl(&path, &["-X", method]);
+        let (code, text) = cluster.admin_text(&path, &["-X", method]);
         assert_eq!((code, text.as_str()), expected, "{method} {path}");
     }
     let sent = ["-d", "what is sent", "-H", "Authorization: Bearer planted", "-H", "Cookie: a=b"];
-    assert_eq!(cluster.admin_curl(&format!("{NODE}/body"), &sent).1, "what is sent");
+    assert_eq!(cluster.admin_text(&format!("{NODE}/body"), &sent).1, "what is sent");
     let headers = node.headers.lock().unwrap().last().unwrap().clone();
     assert!(!headers.contains_key("authorization"), "{headers:?}");
     assert_eq!(headers["host"], format!("127.0.0.1:{}", node.port).as_str());
 
     let with_port = format!("/api/v1/nodes/https:n1:{}/proxy/echo", node.port);
-    assert_eq!(cluster.admin_curl(&with_port, &[]), (200, "GET /echo".to_owned()));
+    assert_eq!(cluster.admin_text(&with_port, &[]), (200, "GET /echo".to_owned()));
     for (path, expected) in [
         ("/api/v1/nodes/n1:22/proxy/", 400),
         ("/api/v1/nodes/none/proxy/", 404),
         ("/api/v1/nodes/n1/proxy/x/../../../y", 200),
     ] {
-        assert_eq!(cluster.admin_curl(path, &[]).0, expected, "{path}");
+        assert_eq!(cluster.admin_text(path, &[]).0, expected, "{path}");
     }
     assert!([401, 403].contains(&cluster.curl(&format!("{NODE}/echo"), &[]).0));
 }
@@ -168,7 +168,7 @@ async fn a_node_that_claims_to_be_the_apiserver_is_not_asked() {
         let (code, set) =
             cluster.admin.call("PATCH", "/api/v1/nodes/n1/status", Some(status)).await;
         assert_eq!(code, 200, "{set}");
-        let (code, text) = cluster.admin_curl(&format!("{NODE}/api/v1/secrets"), &[]);
+        let (code, text) = cluster.admin_text(&format!("{NODE}/api/v1/secrets"), &[]);
         assert_eq!(code, 400, "{address}: {text}");
         assert!(text.contains("not one that a node may have"), "{text}");
     }

@@ -123,12 +123,17 @@ impl Cluster {
 
     /// The same as the administrator. Unlike `kube`, `curl` does not try again on a 504.
     pub fn admin_curl(&self, path: &str, arguments: &[&str]) -> (u16, Value) {
+        let (code, body) = self.admin_text(path, arguments);
+        (code, serde_json::from_str(&body).unwrap_or(Value::Null))
+    }
+
+    /// The same with a body that is no object.
+    pub fn admin_text(&self, path: &str, arguments: &[&str]) -> (u16, String) {
         let file = |name: &str| self.pki().join(name).display().to_string();
         let (certificate, key) =
             (file("client-kubernetes-admin.crt"), file("client-kubernetes-admin.key"));
         let arguments = [&["--cert", &certificate, "--key", &key], arguments].concat();
-        let (code, body) = self.curl(path, &arguments);
-        (code, serde_json::from_str(&body).unwrap_or(Value::Null))
+        self.curl(path, &arguments)
     }
 
     /// Ends the server and waits until it has ended.
