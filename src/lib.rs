@@ -11,6 +11,7 @@ mod files;
 pub mod gc;
 pub mod handlers;
 pub mod health;
+pub mod logs;
 pub mod metrics;
 pub mod node;
 pub mod objects;

@@ -27,6 +27,7 @@ use crate::eviction;
 use crate::gc;
 use crate::handlers::Handlers;
 use crate::health;
+use crate::logs::rotation;
 use crate::metrics::Metrics;
 use crate::objects::Objects;
 use crate::observe::{self, Observer};
@@ -326,13 +327,15 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         rooms.open(collectors.containers.run());
         rooms.open(collectors.images.run());
         let (pulse, metrics) = (pool.pulse(), metrics.clone());
-        let view = View::new(desired.clone(), status.clone(), observer, pulse, metrics);
+        let view = View::new(desired.clone(), status.clone(), observer.clone(), pulse, metrics);
         let view = Arc::new(view);
         if let Some(watchdog) = watchdog {
             let view = Arc::clone(&view);
             rooms.open(watchdog.answer(move || view.healthy()));
         }
         rooms.open(oom::watch(recorder.clone(), config.node_name.clone()));
+        let policy = rotation::Policy::new(&config);
+        rooms.open(rotation::run(runtime.clone(), observer.clone(), policy));
         let server = Server::bind(&config, &addresses, client.as_ref(), view, runtime).await?;
         rooms.open(server.run());
     }

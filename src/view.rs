@@ -62,18 +62,19 @@ impl Host for View {
         self.observer.pod(uid)
     }
 
-    fn log_path<'a>(&'a self, container_id: &'a str) -> BoxFuture<'a, Result<PathBuf, String>> {
-        Box::pin(async move {
-            let container = self.observer.container(container_id);
-            let path =
-                container.map(|container| container.log_path).filter(|path| !path.is_empty());
-            path.map(PathBuf::from)
-                .ok_or_else(|| format!("unable to retrieve container logs for {container_id}"))
-        })
+    fn log_path(&self, container_id: &str) -> Option<PathBuf> {
+        let path = self.observer.container(container_id)?.log_path;
+        (!path.is_empty()).then(|| path.into())
     }
 
-    fn is_running(&self, container_id: &str) -> bool {
-        self.observer.container(container_id).is_some_and(|container| container.is_running())
+    fn until_ended(&self, uid: &str, container_id: &str) -> BoxFuture<'static, ()> {
+        let (mut pod, id) = (self.observer.subscribe(uid), container_id.to_owned());
+        Box::pin(async move {
+            let runs = |pod: &ObservedPod| {
+                pod.containers.iter().any(|container| container.id == id && container.is_running())
+            };
+            let _ = pod.wait_for(|pod| !runs(pod)).await; // an error: the daemon stops
+        })
     }
 
     fn metrics(&self) -> &Metrics {

@@ -5,16 +5,17 @@ use std::path::Path;
 
 use longshore_cri::v1;
 use nix::libc::O_NONBLOCK;
-use tokio::fs::{File, OpenOptions};
+use tokio::fs::OpenOptions;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
+use crate::logs;
 use crate::runtime::labels;
 
 /// Longest message that is told (bytes).
 const MESSAGE_LIMIT: u64 = 4096;
 /// Longest message that is taken from a log (bytes, lines).
 const LOG_LIMIT: usize = 2048;
-const LOG_LINES: usize = 80;
+const LOG_LINES: u64 = 80;
 
 /// The termination message of a container that has ended; empty if there is none.
 ///
@@ -58,38 +59,15 @@ async fn tail(path: &Path) -> String {
     }
 }
 
-/// The last lines of a log in the runtime's format, without its time stamps.
+/// The last lines of a log.
 async fn log_tail(path: &Path) -> String {
-    let Ok(mut file) = File::open(path).await else { return String::new() };
-    // The time stamp and stream name of a line take less than 48 bytes.
-    let window = LOG_LIMIT + LOG_LINES * 48;
-    let length = file.metadata().await.map_or(0, |metadata| metadata.len());
-    let start = length.saturating_sub(window as u64);
-    let mut bytes = Vec::new();
-    if file.seek(SeekFrom::Start(start)).await.is_err()
-        || file.take(window as u64).read_to_end(&mut bytes).await.is_err()
-    {
-        return String::new();
-    }
-    let text = String::from_utf8_lossy(&bytes);
-    let skip = usize::from(start > 0); // most likely cut in the middle
-    let lines: Vec<&str> = text.lines().skip(skip).collect();
-    let mut message: String = lines[lines.len().saturating_sub(LOG_LINES)..]
-        .iter()
-        .filter_map(|line| {
-            let mut fields = line.splitn(4, ' ').skip(2);
-            let partial = fields.next()? == "P";
-            Some(format!("{}{}", fields.next()?, if partial { "" } else { "\n" }))
-        })
-        .collect();
-    if message.len() > LOG_LIMIT {
-        let mut cut = message.len() - LOG_LIMIT;
-        while !message.is_char_boundary(cut) {
-            cut += 1;
-        }
-        message.drain(..cut);
-    }
-    message
+    let path = path.to_owned();
+    let tail = tokio::task::spawn_blocking(move || logs::tail(&path, LOG_LINES, LOG_LIMIT)).await;
+    let tail = tail.map_or_else(|_| Vec::new(), Result::unwrap_or_default);
+    // the limit may have cut a character
+    let is_inside = |byte: &u8| byte & 0b1100_0000 == 0b1000_0000;
+    let whole = tail.iter().position(|byte| !is_inside(byte)).unwrap_or(0);
+    String::from_utf8_lossy(&tail[whole..]).into_owned()
 }
 
 #[cfg(test)]
@@ -121,6 +99,24 @@ mod tests {
         assert_eq!(tail(&path).await, words[words.len() - 4096..]);
         tokio::fs::write(&path, "short").await.expect("a file");
         assert_eq!(tail(&path).await, "short");
+    }
+
+    #[tokio::test]
+    async fn of_a_log_its_last_lines_are_told() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("0.log");
+        assert_eq!(log_tail(&path).await, "");
+        let lines = |range: std::ops::Range<u32>| -> String {
+            range.map(|n| format!("2024-01-01T00:00:00Z stderr F line {n}\n")).collect()
+        };
+        // it was rotated just before the end
+        tokio::fs::write(dir.path().join("0.log.20240101-000000"), lines(0..100)).await.expect("");
+        tokio::fs::write(&path, lines(100..110)).await.expect("a file");
+        let expected: String = (30..110).map(|n| format!("line {n}\n")).collect();
+        assert_eq!(log_tail(&path).await, expected);
+        let long = format!("2024-01-01T00:00:00Z stderr F {}\n", "\u{e4}".repeat(3000));
+        tokio::fs::write(&path, long).await.expect("a file");
+        assert_eq!(log_tail(&path).await, "\u{e4}".repeat(1023) + "\n");
     }
 
     #[tokio::test]

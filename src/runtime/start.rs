@@ -155,7 +155,10 @@ impl PodRuntime {
         say("Started", "Container started");
         let (namespace, name) = (spec::namespace(pod), spec::name(pod));
         let link = container::legacy_log_link(namespace, name, &start.name, &id);
-        if let Err(error) = link_log(&log, &link).await {
+        // Some runtimes log elsewhere, and a link would lead nowhere.
+        if tokio::fs::try_exists(&log).await.unwrap_or(true)
+            && let Err(error) = link_log(&log, &link).await
+        {
             debug!(link = %link.display(), %error, "no link to the log");
         }
         Ok(id)

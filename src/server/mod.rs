@@ -54,11 +54,11 @@ pub trait Host: Send + Sync + 'static {
     /// What runs of the pod with that UID.
     fn observed(&self, uid: &str) -> Option<Arc<ObservedPod>>;
 
-    /// The log file of the container with that id of the runtime's; the error is for the caller.
-    fn log_path<'a>(&'a self, container_id: &'a str) -> BoxFuture<'a, Result<PathBuf, String>>;
+    /// The log file of the container with that id of the runtime's, if there is one.
+    fn log_path(&self, container_id: &str) -> Option<PathBuf>;
 
-    /// Whether the container with that id may still write to its log. Cheap; asked each second.
-    fn is_running(&self, container_id: &str) -> bool;
+    /// Done as soon as that container of that pod does not run, and writes no more to its log.
+    fn until_ended(&self, uid: &str, container_id: &str) -> BoxFuture<'static, ()>;
 
     /// What the node tells of itself.
     fn metrics(&self) -> &Metrics;
@@ -117,7 +117,7 @@ impl Server {
             let tls = Arc::new(Tls::new(config, ips)?);
             let listener = listen(&settings.address, settings.port).await?;
             let debugging = match settings.enable_debugging_handlers {
-                true => logs::routes(Arc::clone(&host)).merge(streaming::routes(
+                true => logs::routes(config, Arc::clone(&host)).merge(streaming::routes(
                     config,
                     Arc::clone(&host),
                     runtime,

@@ -16,6 +16,7 @@ use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -26,7 +27,7 @@ use crate::config::{Command, from_args};
 struct OnePod {
     pod: Mutex<Arc<Pod>>,
     log: PathBuf,
-    running: AtomicBool,
+    running: watch::Sender<bool>,
     healthy: AtomicBool,
     metrics: Metrics,
 }
@@ -45,13 +46,15 @@ impl Host for OnePod {
         None
     }
 
-    fn log_path<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<PathBuf, String>> {
+    fn log_path(&self, id: &str) -> Option<PathBuf> {
         assert_eq!(id, "abc");
-        Box::pin(async { Ok(self.log.clone()) })
+        Some(self.log.clone())
     }
 
-    fn is_running(&self, _: &str) -> bool {
-        self.running.load(Ordering::SeqCst)
+    fn until_ended(&self, _: &str, id: &str) -> BoxFuture<'static, ()> {
+        assert_eq!(id, "abc");
+        let mut running = self.running.subscribe();
+        Box::pin(async move { drop(running.wait_for(|running| !*running).await) })
     }
 
     fn metrics(&self) -> &Metrics {
@@ -192,7 +195,7 @@ async fn setup(more: &[&str], allowed: &[(&str, &str)]) -> Setup {
     let host = Arc::new(OnePod {
         pod: Mutex::new(Arc::new(serde_json::from_value(pod).unwrap())),
         log: pki.path("0.log"),
-        running: AtomicBool::new(true),
+        running: watch::Sender::new(true),
         healthy: AtomicBool::new(true),
         metrics: Metrics::new("node"),
     });
@@ -406,7 +409,14 @@ async fn logs_are_sent_or_the_reason_told() {
     for (path, expected) in [
         (LOGS.to_owned(), (200, "one\ntwo\n")),
         (format!("{LOGS}?tailLines=1"), (200, "two\n")),
-        (format!("{LOGS}?stream=Stdout"), (200, "one\n")),
+        (
+            format!("{LOGS}?stream=Stdout"),
+            (
+                400,
+                "unable to return the given log stream: \"Stdout\". Please enable PodLogsQuerySplitStreams feature gate in kubelet",
+            ),
+        ),
+        (format!("{LOGS}?stream=All"), (200, "one\ntwo\n")),
         (format!("{LOGS}?timestamps=true&limitBytes=10"), (200, "2024-01-01")),
         (format!("{LOGS}?tailLines=x"), (400, r#"{"message": "Unable to decode query."}"#)),
         (format!("{LOGS}?tailLines=-1"), (422, r#"{"message": "Invalid request."}"#)),
@@ -429,7 +439,16 @@ async fn logs_are_sent_or_the_reason_told() {
     }
     fs::remove_file(&setup.host.log).unwrap();
     let (status, body) = setup.get(Some("admin"), None, LOGS).await;
-    assert!(status == 400 && body.starts_with("failed to open log file"), "{status} {body}");
+    let log = setup.host.log.display();
+    let expected = format!(
+        "failed to try resolving symlinks in path \"{log}\": lstat {log}: no such file or directory"
+    );
+    assert_eq!((status, body), (400, expected));
+
+    let gate = "--feature-gates=PodLogsQuerySplitStreams=true";
+    let split = self::setup(&["--authorization-mode=AlwaysAllow", gate], &[]).await;
+    let path = format!("{LOGS}?stream=Stdout");
+    assert_eq!(split.get(Some("admin"), None, &path).await, (200, "one\n".to_owned()));
 }
 
 #[tokio::test]
@@ -458,7 +477,7 @@ async fn a_followed_log_goes_on_over_rotation_to_the_containers_end() {
     fs::write(log, "2024-01-01T00:00:03Z stdout F four\n").unwrap();
     expect(&mut stream, "four\n").await;
     writeln!(setup.log(), "2024-01-01T00:00:04Z stdout F five").unwrap();
-    setup.host.running.store(false, Ordering::SeqCst);
+    setup.host.running.send_replace(false);
     expect(&mut stream, "five\n").await;
     expect(&mut stream, "\r\n0\r\n\r\n").await;
     assert!(!seen.contains("one"));

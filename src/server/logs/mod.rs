@@ -1,10 +1,6 @@
-//! `GET /containerLogs/{namespace}/{pod}/{container}`: a container's log, read from its file.
-//!
-//! Current limitations: only the file being written is read, not those that rotation put away.
+//! `GET /containerLogs/{namespace}/{pod}/{container}`: a container's log, over all its files.
 
-mod cri;
 mod options;
-mod read;
 
 use std::sync::Arc;
 
@@ -14,41 +10,50 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use bytes::Bytes;
-use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::jiff::Timestamp;
+use longshore_pod::spec;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tracing::debug;
 
-use self::options::{Options, QueryError};
-use self::read::Log;
+use self::options::{QueryError, Request};
 use super::{Host, Refusal};
+use crate::config::Config;
+use crate::logs::Log;
 
-/// Blocks between the reader of a file and the network: what a slow client can hold in memory.
-const BLOCKS: usize = 4;
+/// Pieces between the reader of a file and the network: what a slow client can hold in memory.
+const PIECES: usize = 4;
 
-pub(super) fn routes(host: Arc<dyn Host>) -> Router {
+#[derive(Clone)]
+struct Logs {
+    host: Arc<dyn Host>,
+    /// Whether one of the streams may be asked for alone: the gate `PodLogsQuerySplitStreams`.
+    split_streams: bool,
+}
+
+pub(super) fn routes(config: &Config, host: Arc<dyn Host>) -> Router {
+    let split_streams = config.gates.enabled("PodLogsQuerySplitStreams");
     Router::new()
         .route("/containerLogs/{namespace}/{pod}/{container}", get(container_logs))
-        .with_state(host)
+        .with_state(Logs { host, split_streams })
 }
 
 async fn container_logs(
-    State(host): State<Arc<dyn Host>>,
+    State(Logs { host, split_streams }): State<Logs>,
     Path((namespace, pod_name, container)): Path<(String, String, String)>,
     Query(query): Query<Vec<(String, String)>>,
 ) -> Result<Response, Refusal> {
-    let options = Options::from_query(&query, Timestamp::now()).map_err(|error| match error {
-        QueryError::Undecodable => {
-            Refusal(StatusCode::BAD_REQUEST, r#"{"message": "Unable to decode query."}"#.to_owned())
-        }
-        QueryError::Invalid => Refusal(
-            StatusCode::UNPROCESSABLE_ENTITY,
-            r#"{"message": "Invalid request."}"#.to_owned(),
-        ),
-    })?;
+    let Request { options, previous, stream } = Request::from_query(&query, Timestamp::now())
+        .map_err(|error| match error {
+            QueryError::Undecodable => {
+                let text = r#"{"message": "Unable to decode query."}"#;
+                Refusal(StatusCode::BAD_REQUEST, text.to_owned())
+            }
+            QueryError::Invalid => {
+                let text = r#"{"message": "Invalid request."}"#;
+                Refusal(StatusCode::UNPROCESSABLE_ENTITY, text.to_owned())
+            }
+        })?;
     let not_found = |what: String| Refusal(StatusCode::NOT_FOUND, what);
     let pod = host
         .pod(&namespace, &pod_name)
@@ -57,18 +62,20 @@ async fn container_logs(
         return Err(not_found(format!("container {container:?} not found in pod {pod_name:?}")));
     }
     let unavailable = |why: String| Refusal(StatusCode::BAD_REQUEST, why);
-    let id = container_id(&pod, &pod_name, &container, options.previous).map_err(unavailable)?;
-    let path = host.log_path(&id).await.map_err(unavailable)?;
-    let (output, input) = mpsc::channel(BLOCKS);
-    let log = Log::open(&path, &options, output)
-        .await
-        .map_err(|error| unavailable(format!("failed to open log file {:?}: {error}", path)))?;
-    tokio::spawn(async move {
-        if let Err(error) = log.send(|| host.is_running(&id)).await {
-            debug!(path = %path.display(), "log not read to its end: {error}");
-        }
-    });
-    let body = Body::from_stream(ReceiverStream::new(input).map(Ok::<Bytes, std::io::Error>));
+    if let Some(stream) = stream.filter(|_| options.stream.is_some() && !split_streams) {
+        return Err(unavailable(format!(
+            "unable to return the given log stream: {stream:?}. Please enable PodLogsQuerySplitStreams feature gate in kubelet"
+        )));
+    }
+    let full_id = container_id(&pod, &pod_name, &container, previous).map_err(unavailable)?;
+    let id = full_id.split_once("://").map_or(full_id.as_str(), |(_, id)| id);
+    let path = host
+        .log_path(id)
+        .ok_or_else(|| unavailable(format!("unable to retrieve container logs for {full_id}")))?;
+    let log = Log::open(&path, &options).await.map_err(|error| unavailable(error.to_string()))?;
+    let (output, input) = mpsc::channel(PIECES);
+    tokio::spawn(log.send(host.until_ended(spec::uid(&pod), id), output));
+    let body = Body::from_stream(ReceiverStream::new(input));
     Ok(([("content-type", "text/plain")], body).into_response())
 }
 
@@ -80,7 +87,7 @@ fn has_container(pod: &Pod, name: &str) -> bool {
     })
 }
 
-/// The runtime's id of the instance whose log is meant; the error says why there is none.
+/// The id of the instance whose log is meant, with its type; the error says why there is none.
 fn container_id(pod: &Pod, pod_name: &str, name: &str, previous: bool) -> Result<String, String> {
     let at = format!("container {name:?} in pod {pod_name:?}");
     let status = status(pod, name).ok_or_else(|| format!("{at} is not available"))?;
@@ -89,7 +96,7 @@ fn container_id(pod: &Pod, pod_name: &str, name: &str, previous: bool) -> Result
     let given = |id: Option<&String>| id.filter(|id| !id.is_empty()).cloned();
     let before_id = before.and_then(|terminated| given(terminated.container_id.as_ref()));
     let terminated = || format!("{at} is terminated");
-    let id = if previous {
+    if previous {
         before_id.ok_or_else(|| format!("previous terminated {at} not found"))
     } else if state.running.is_some() {
         given(status.container_id.as_ref()).ok_or_else(|| format!("{at} is not available"))
@@ -107,8 +114,7 @@ fn container_id(pod: &Pod, pod_name: &str, name: &str, previous: bool) -> Result
         Err(format!("{at} is waiting to start: {why}"))
     } else {
         Err(format!("{at} is waiting to start - no logs yet"))
-    }?;
-    Ok(id.split_once("://").map_or(id.as_str(), |(_, id)| id).to_owned())
+    }
 }
 
 fn status<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
@@ -134,22 +140,22 @@ mod tests {
     fn the_instance_is_found_or_the_reason_told() {
         let ended = |id: &str| json!({"terminated": {"exitCode": 0, "containerID": id}});
         for (state, last, previous, expected) in [
-            (json!({"running": {}}), json!({}), false, Ok("now")),
-            (json!({"running": {}}), ended("c://old"), true, Ok("old")),
+            (json!({"running": {}}), json!({}), false, Ok("c://now")),
+            (json!({"running": {}}), ended("c://old"), true, Ok("c://old")),
             (
                 json!({"running": {}}),
                 json!({}),
                 true,
                 Err("previous terminated container \"c\" in pod \"p\" not found"),
             ),
-            (ended("c://dead"), json!({}), false, Ok("dead")),
-            (ended(""), ended("c://old"), false, Ok("old")),
+            (ended("c://dead"), json!({}), false, Ok("c://dead")),
+            (ended(""), ended("c://old"), false, Ok("c://old")),
             (ended(""), json!({}), false, Err("container \"c\" in pod \"p\" is terminated")),
             (
                 json!({"waiting": {"reason": "CrashLoopBackOff"}}),
                 ended("c://old"),
                 false,
-                Ok("old"),
+                Ok("c://old"),
             ),
             (
                 json!({"waiting": {"reason": "ContainerCreating"}}),
@@ -170,7 +176,7 @@ mod tests {
                 Err("container \"c\" in pod \"p\" is waiting to start - no logs yet"),
             ),
         ] {
-            let status: Value = json!({"name": "c", "state": state, "lastState": last, "containerID": "containerd://now",
+            let status: Value = json!({"name": "c", "state": state, "lastState": last, "containerID": "c://now",
                                        "image": "", "imageID": "", "ready": true, "restartCount": 0});
             let pod: Pod =
                 serde_json::from_value(json!({"status": {"initContainerStatuses": [status]}}))

@@ -4,39 +4,31 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::cri::Stream;
+use crate::logs::{Options, Stream};
 
-/// Which part of a log, and in what dress.
+/// What a query asks for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::server) struct Options {
-    /// Go on as the container writes.
-    pub(in crate::server) follow: bool,
+pub(super) struct Request {
+    /// Which part of the log.
+    pub(super) options: Options,
     /// That of the container before this one.
-    pub(in crate::server) previous: bool,
-    /// Each line with its time.
-    pub(in crate::server) timestamps: bool,
-    /// Nothing older.
-    pub(in crate::server) since: Option<Timestamp>,
-    /// Only so many last lines of the file.
-    pub(in crate::server) tail: Option<u64>,
-    /// Only so many bytes.
-    pub(in crate::server) limit: Option<u64>,
-    /// Only that stream.
-    pub(in crate::server) stream: Option<Stream>,
+    pub(super) previous: bool,
+    /// The stream as it is named, if one is.
+    pub(super) stream: Option<String>,
 }
 
 /// Why a query is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::server) enum QueryError {
+pub(super) enum QueryError {
     /// A value is not of its type.
     Undecodable,
     /// The values are not allowed, or not together.
     Invalid,
 }
 
-impl Options {
+impl Request {
     /// Reads a query string; parameters of other names are nobody's business.
-    pub(in crate::server) fn from_query(
+    pub(super) fn from_query(
         pairs: &[(String, String)],
         now: Timestamp,
     ) -> Result<Self, QueryError> {
@@ -60,12 +52,14 @@ impl Options {
         };
         let limit = number("limitBytes")?;
         let seconds = number("sinceSeconds")?;
-        let time = match text("sinceTime").filter(|value| !value.is_empty()) {
-            Some(value) => Some(value.parse::<Timestamp>().map_err(|_| Undecodable)?),
+        // one that is given, and is none, is the beginning of time
+        let time = match text("sinceTime") {
+            Some("" | "null") => Some(None),
+            Some(value) => Some(Some(value.parse::<Timestamp>().map_err(|_| Undecodable)?)),
             None => None,
         };
         let stream = match text("stream") {
-            None | Some("" | "All") => None,
+            None | Some("All") => None,
             Some("Stdout") => Some(Stream::Stdout),
             Some("Stderr") => Some(Stream::Stderr),
             Some(_) => return Err(Invalid),
@@ -83,16 +77,16 @@ impl Options {
             let age = SignedDuration::try_from(Duration::from_secs(seconds.unsigned_abs())).ok()?;
             now.checked_sub(age).ok()
         };
-        Ok(Self {
+        let options = Options {
             follow: flag("follow"),
-            previous: flag("previous"),
             timestamps: flag("timestamps"),
             // further back than time goes is the beginning
-            since: time.or_else(|| seconds.and_then(ago)),
+            since: time.flatten().or_else(|| seconds.and_then(ago)),
             tail: tail.and_then(|lines| u64::try_from(lines).ok()),
             limit: limit.and_then(|bytes| u64::try_from(bytes).ok()),
             stream,
-        })
+        };
+        Ok(Self { options, previous: flag("previous"), stream: text("stream").map(str::to_owned) })
     }
 }
 
@@ -101,21 +95,20 @@ impl Options {
 mod tests {
     use super::*;
 
-    fn read(query: &str) -> Result<Options, QueryError> {
+    fn read(query: &str) -> Result<Request, QueryError> {
         let pairs: Vec<(String, String)> = query
             .split('&')
             .filter(|pair| !pair.is_empty())
             .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .collect();
-        Options::from_query(&pairs, "2024-01-01T00:00:00Z".parse().unwrap())
+        Request::from_query(&pairs, "2024-01-01T00:00:00Z".parse().unwrap())
     }
 
     #[test]
     fn a_query_is_read() {
         let options = Options {
             follow: true,
-            previous: false,
             timestamps: true,
             since: Some("2023-12-31T23:59:50Z".parse().unwrap()),
             tail: Some(5),
@@ -126,14 +119,16 @@ mod tests {
             read(
                 "follow=true&previous=false&timestamps=1&sinceSeconds=10&tailLines=5&limitBytes=9&stream=All&x=y"
             ),
-            Ok(options)
+            Ok(Request { options, previous: false, stream: Some("All".to_owned()) })
         );
-        assert_eq!(read(""), Ok(Options::default()));
-        assert_eq!(read("tail=all&tailLines=4"), Ok(Options::default()));
-        assert_eq!(read("tail=3").unwrap().tail, Some(3));
-        assert_eq!(read("stream=Stderr").unwrap().stream, Some(Stream::Stderr));
-        assert_eq!(read("sinceSeconds=9223372036854775807").unwrap().since, None);
-        assert!(read("follow").unwrap().follow);
+        assert_eq!(read(""), Ok(Request::default()));
+        assert_eq!(read("tail=all&tailLines=4"), Ok(Request::default()));
+        assert_eq!(read("tail=3").unwrap().options.tail, Some(3));
+        assert_eq!(read("stream=Stderr").unwrap().options.stream, Some(Stream::Stderr));
+        assert_eq!(read("sinceSeconds=9223372036854775807").unwrap().options.since, None);
+        assert_eq!(read("sinceTime=").unwrap().options.since, None);
+        assert!(read("follow").unwrap().options.follow);
+        assert!(read("previous=TRUE").unwrap().previous);
     }
 
     #[test]
@@ -147,7 +142,10 @@ mod tests {
             ("limitBytes=0", Invalid),
             ("sinceSeconds=0", Invalid),
             ("sinceSeconds=5&sinceTime=2024-01-01T00:00:00Z", Invalid),
+            ("sinceSeconds=5&sinceTime=", Invalid),
+            ("tailLines=", Undecodable),
             ("stream=stdin", Invalid),
+            ("stream=", Invalid),
             ("stream=Stdout&tailLines=3", Invalid),
         ] {
             assert_eq!(read(query), Err(error), "{query}");

@@ -1,0 +1,183 @@
+//! One file of a log, held open: it may be renamed, packed or removed meanwhile.
+
+use std::fs::{File, Metadata};
+use std::io::{self, BufReader, Read};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use flate2::bufread::MultiGzDecoder;
+
+use super::files::Rotated;
+
+/// How long a runtime that has opened a new log may say nothing in the old one before it is taken
+/// to have left it, should it not be seen to close it.
+pub(super) const SETTLE: Duration = Duration::from_secs(2);
+
+/// Which file it is, whatever its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+impl From<&Metadata> for Identity {
+    fn from(metadata: &Metadata) -> Self {
+        Self { device: metadata.dev(), inode: metadata.ino() }
+    }
+}
+
+pub(super) struct Segment {
+    pub(super) identity: Identity,
+    /// `None` while it is written, as far as is known.
+    pub(super) stamp: Option<String>,
+    file: Arc<File>,
+    content: Content,
+    /// Where reading stops.
+    pub(super) end: u64,
+    /// Since when another has taken its place.
+    superseded: Option<Instant>,
+    /// The last time that something new was seen in it.
+    touched: Instant,
+    /// The runtime will not write to it any more.
+    closed: bool,
+}
+
+enum Content {
+    Plain(At),
+    Packed(Box<Unpacked>),
+}
+
+/// What comes out of a packed file.
+pub(super) type Unpacked = BufReader<MultiGzDecoder<BufReader<At>>>;
+
+impl Segment {
+    /// The log itself, or what was put away as `rotated`.
+    pub(super) fn open(log: &Path, rotated: Option<&Rotated>) -> io::Result<Self> {
+        let path = rotated.map(|rotated| rotated.path(log));
+        let file = Arc::new(File::open(path.as_deref().unwrap_or(log))?);
+        let metadata = file.metadata()?;
+        let packed = rotated.is_some_and(|rotated| rotated.packed);
+        // what was put away long ago is not written any more
+        let age = metadata.modified().ok().filter(|_| rotated.is_some());
+        let age = age.and_then(|modified| modified.elapsed().ok()).unwrap_or_default();
+        let now = Instant::now();
+        let content = match packed {
+            true => Content::Packed(Box::new(unpack(&file))),
+            false => Content::Plain(At { file: file.clone(), at: 0 }),
+        };
+        Ok(Self {
+            identity: Identity::from(&metadata),
+            stamp: rotated.map(|rotated| rotated.stamp.clone()),
+            file,
+            content,
+            end: u64::MAX,
+            superseded: None,
+            touched: now.checked_sub(age).unwrap_or(now),
+            closed: packed,
+        })
+    }
+
+    /// Reads on into `buffer`, at most that much. 0: there is no more now.
+    pub(super) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = match &mut self.content {
+            Content::Packed(unpacked) => unpacked.read(buffer)?,
+            Content::Plain(at) => {
+                let left = usize::try_from(self.end.saturating_sub(at.at)).unwrap_or(usize::MAX);
+                let most = buffer.len().min(left);
+                match at.read(&mut buffer[..most])? {
+                    // cut short in place, as some programs rotate: what is there now is new
+                    0 if most > 0 && self.file.metadata()?.len() < at.at => {
+                        at.at = 0;
+                        at.read(&mut buffer[..most])?
+                    }
+                    count => count,
+                }
+            }
+        };
+        if count > 0 {
+            self.touched = Instant::now();
+        }
+        Ok(count)
+    }
+
+    /// The file for a look that does not move the place at which it is read.
+    pub(super) fn look(&self) -> Look {
+        match self.content {
+            Content::Plain(_) => Look::Plain(At { file: self.file.clone(), at: 0 }),
+            Content::Packed(_) => Look::Packed(Box::new(unpack(&self.file))),
+        }
+    }
+
+    /// Reading goes on at that place of a plain file.
+    pub(super) fn seek(&mut self, place: u64) {
+        if let Content::Plain(at) = &mut self.content {
+            at.at = place;
+        }
+    }
+
+    /// What comes out of it, if it is packed: reading goes on where this is left.
+    pub(super) fn unpacked(&mut self) -> Option<&mut Unpacked> {
+        match &mut self.content {
+            Content::Packed(unpacked) => Some(unpacked),
+            Content::Plain(_) => None,
+        }
+    }
+
+    /// Reading ends at what is there now: a container that writes fast cannot make it endless.
+    pub(super) fn end_here(&mut self) -> io::Result<()> {
+        self.end = self.file.metadata()?.len();
+        Ok(())
+    }
+
+    pub(super) fn supersede(&mut self) {
+        self.superseded.get_or_insert_with(Instant::now);
+    }
+
+    pub(super) fn close(&mut self) {
+        self.closed = true;
+    }
+
+    /// When its end is the end of what it will ever have; `None`: it is.
+    pub(super) fn complete_at(&self) -> Option<Instant> {
+        if self.closed {
+            return None;
+        }
+        let quiet_since = self.superseded.map_or(self.touched, |since| since.max(self.touched));
+        Some(quiet_since + SETTLE).filter(|at| *at > Instant::now())
+    }
+}
+
+fn unpack(file: &Arc<File>) -> Unpacked {
+    BufReader::new(MultiGzDecoder::new(BufReader::new(At { file: file.clone(), at: 0 })))
+}
+
+/// A segment's content from its beginning.
+pub(super) enum Look {
+    Plain(At),
+    Packed(Box<Unpacked>),
+}
+
+impl Read for Look {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(at) => at.read(buffer),
+            Self::Packed(unpacked) => unpacked.read(buffer),
+        }
+    }
+}
+
+/// A place in a file of its own, of however many share the file.
+pub(super) struct At {
+    pub(super) file: Arc<File>,
+    pub(super) at: u64,
+}
+
+impl Read for At {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read_at(buffer, self.at)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}
