@@ -13,10 +13,12 @@ export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
+# How `make run` builds: for its user, or as the tests are built.
+PROFILE ?= quick
 run: ## start a node and an apiserver with a demo pod; ONCE=1 checks it and leaves
 	@scripts/install-deps.sh run
-	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-demo
-	@exec "$$CARGO_TARGET_DIR/release/longshore-demo" $(if $(filter-out 0,$(ONCE)),--once)
+	cargo build --profile $(PROFILE) --bins -p longshore -p longshore-apiserver -p longshore-demo
+	@exec "$$CARGO_TARGET_DIR/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/longshore-demo" $(if $(filter-out 0,$(ONCE)),--once)
 
 test: ## run all tests
 	@scripts/install-deps.sh test
