@@ -369,12 +369,11 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     };
     stop.cancel();
     info!("node stops; containers go on running");
-    drop(recorder);
     rooms.close().await;
     allocation.flush().await;
     let last_words = async {
         while drain.join_next().await.is_some() {}
-        let _ = events_written.await;
+        events_written.finish().await;
     };
     if tokio::time::timeout(DRAIN, last_words).await.is_err() {
         warn!("not everything could be told in time");

@@ -17,6 +17,7 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, Error as KubeError};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use self::correlator::{Correlator, Written};
@@ -70,8 +71,9 @@ struct Told {
 
 impl Recorder {
     /// Starts the task that writes events of the node `host`; it ends when the last handle is
-    /// dropped and what was told before is written. Without a client, events are logged only.
-    pub fn start(client: Option<Client>, host: &str) -> (Self, JoinHandle<()>) {
+    /// dropped, or it is told to finish, and what was told before is written. Without a client,
+    /// events are logged only.
+    pub fn start(client: Option<Client>, host: &str) -> (Self, Writing) {
         Self::start_as(KUBELET, client, host)
     }
 
@@ -80,11 +82,13 @@ impl Recorder {
         component: &'static str,
         client: Option<Client>,
         host: &str,
-    ) -> (Self, JoinHandle<()>) {
+    ) -> (Self, Writing) {
         let (queue, told) = mpsc::channel(QUEUE);
         let (host, correlator) = (host.to_owned(), Correlator::default());
         let writer = Writer { component, client, host, correlator };
-        (Self { queue }, tokio::spawn(writer.run(told)))
+        let enough = CancellationToken::new();
+        let task = tokio::spawn(writer.run(told, enough.clone()));
+        (Self { queue }, Writing { task, enough })
     }
 
     /// Tells an event about an object.
@@ -123,6 +127,21 @@ pub fn node_reference(name: &str) -> ObjectReference {
     }
 }
 
+/// The task that writes events. Dropped, it goes on.
+#[derive(Debug)]
+pub struct Writing {
+    task: JoinHandle<()>,
+    enough: CancellationToken,
+}
+
+impl Writing {
+    /// Done when all that was told so far is written; what is told from now on is lost.
+    pub async fn finish(self) {
+        self.enough.cancel();
+        let _ = self.task.await; // an error: it panicked, and was told of
+    }
+}
+
 /// The task behind the handles.
 struct Writer {
     component: &'static str,
@@ -132,8 +151,16 @@ struct Writer {
 }
 
 impl Writer {
-    async fn run(mut self, mut queue: mpsc::Receiver<Told>) {
-        while let Some(told) = queue.recv().await {
+    async fn run(mut self, mut queue: mpsc::Receiver<Told>, enough: CancellationToken) {
+        loop {
+            let told = tokio::select! {
+                told = queue.recv() => told,
+                () = enough.cancelled(), if !queue.is_closed() => {
+                    queue.close();
+                    continue;
+                }
+            };
+            let Some(told) = told else { return };
             let about = &told.about;
             let name = about.name.as_deref().unwrap_or_default();
             let namespace = about.namespace.as_deref().unwrap_or_default();

@@ -164,7 +164,7 @@ async fn serve(
         () = following => Ok(()),
     };
     drop(recorder);
-    let _ = timeout(DRAIN, written).await;
+    let _ = timeout(DRAIN, written.finish()).await;
     result
 }
 
