@@ -373,7 +373,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     allocation.flush().await;
     let last_words = async {
         while drain.join_next().await.is_some() {}
-        events_written.finish().await;
+        let _ = events_written.finish().await;
     };
     if tokio::time::timeout(DRAIN, last_words).await.is_err() {
         warn!("not everything could be told in time");

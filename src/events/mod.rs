@@ -16,7 +16,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, Error as KubeError};
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -135,10 +135,11 @@ pub struct Writing {
 }
 
 impl Writing {
-    /// Done when all that was told so far is written; what is told from now on is lost.
-    pub async fn finish(self) {
+    /// Done when all that was told so far is written; what is told from now on is lost. The error
+    /// is a panic of the task.
+    pub async fn finish(self) -> Result<(), JoinError> {
         self.enough.cancel();
-        let _ = self.task.await; // an error: it panicked, and was told of
+        self.task.await
     }
 }
 

@@ -135,7 +135,7 @@ async fn events_are_made_then_counted_up() {
         recorder.event(node_reference("node-1"), EventType::Warning, "Rebooted", "again");
     }
     drop(recorder);
-    task.finish().await;
+    task.task.await.unwrap();
     let requests = api.requests.lock().unwrap();
     let (method, path, made) = &requests[0];
     assert_eq!((method, path.as_str()), (&Method::POST, "/api/v1/namespaces/default/events"));
@@ -164,7 +164,7 @@ async fn a_server_in_trouble_is_tried_again_and_a_refusal_is_not() {
     recorder.event(node_reference("n"), EventType::Normal, "A", "a");
     recorder.event(node_reference("n"), EventType::Normal, "B", "b");
     drop(recorder);
-    task.finish().await;
+    task.task.await.unwrap();
     let reasons: Vec<_> =
         api.requests.lock().unwrap().iter().map(|(_, _, body)| body["reason"].clone()).collect();
     assert_eq!(reasons, ["A", "A", "B"]);
@@ -179,7 +179,7 @@ async fn a_lost_event_is_made_anew() {
         recorder.event(node_reference("n"), EventType::Normal, "A", "a");
     }
     drop(recorder);
-    task.finish().await;
+    task.task.await.unwrap();
     let requests = api.requests.lock().unwrap();
     let methods: Vec<_> = requests.iter().map(|(method, ..)| method.as_str()).collect();
     assert_eq!(methods, ["POST", "PATCH", "POST"]);
@@ -193,6 +193,6 @@ async fn without_a_client_nothing_is_written_and_nothing_waits() {
         recorder.event(node_reference("n"), EventType::Normal, "A", &"ü".repeat(3000 + n % 2));
     }
     // though there is still who could tell
-    task.finish().await;
+    task.finish().await.unwrap();
     drop(recorder);
 }
