@@ -189,7 +189,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // what pods ask for by name, and what runs
     let objects = Objects::new(client.clone());
     let allocatable = settings.allocatable.clone();
-    let volumes = Volumes::new(&settings.root_dir, objects.clone(), allocatable, registry);
+    let announcer = Announcer::new(recorder.clone());
+    let (root_dir, told) = (&settings.root_dir, announcer.clone());
+    let volumes = Volumes::new(root_dir, objects.clone(), allocatable, told, registry);
     let services = match &client {
         Some(client) => {
             let (services, following) = Services::follow(client.clone());
@@ -208,7 +210,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let stats = Stats::new(runtime.clone(), observer.clone(), cgroups, root_dir, logs_dir, system);
 
     // the node object, from what the runtime says of itself
-    let (feeds, inputs) = registration::channels();
+    let (feeds, inputs) = registration::channels(volumes.devices().in_use());
     let (pressed, pressure) = (feeds.pressure.clone(), inputs.pressure());
     let mut told = None;
     rooms.open(health::feed(runtime.clone(), observer.clone(), feeds));
@@ -219,6 +221,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         let registration =
             Registration::new(config.clone(), client.clone(), recorder.clone(), inputs);
         let node = registration.node();
+        volumes.devices().follow_node(node.clone());
         let api = kube::Api::all(client.clone());
         told = Some(admission::Told { node: node.clone(), api });
         if config.kubelet.enable_server && config.kubelet.server_tls_bootstrap {
@@ -246,7 +249,6 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     }
 
     // the server, and last the workers, which begin once it is known what runs
-    let announcer = Announcer::new(recorder.clone());
     let handlers = Handlers::new(runtime.clone());
     let (host_ips, probed) = (&settings.host_ips, &metrics.probes);
     let probes = Probes::new(handlers.clone(), announcer.clone(), host_ips, probed);

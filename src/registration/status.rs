@@ -32,6 +32,7 @@ pub(super) struct Facts<'a> {
     pub(super) pleg: Option<&'a str>,
     pub(super) pressure: Pressure,
     pub(super) images: &'a [ContainerImage],
+    pub(super) volumes_in_use: Vec<String>,
     pub(super) now: Timestamp,
 }
 
@@ -55,6 +56,7 @@ pub(super) fn node_status(old: &NodeStatus, facts: &Facts<'_>) -> NodeStatus {
         }),
         node_info: Some(node_info(facts)),
         images: Some(images(facts)),
+        volumes_in_use: Some(facts.volumes_in_use.clone()).filter(|volumes| !volumes.is_empty()),
         runtime_handlers: Some(facts.runtime.handlers.clone()),
         features: facts.runtime.features.clone(),
         declared_features: declared_features(facts.config),

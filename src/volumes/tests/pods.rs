@@ -13,8 +13,10 @@ use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use serde_json::{Value, json};
 
 use super::{Root, pod, read};
+use crate::events::Recorder;
 use crate::objects::Objects;
 use crate::objects::fake::FakeApi;
+use crate::runtime::Announcer;
 use crate::volumes::{SubPath, Volumes};
 
 struct Node {
@@ -60,7 +62,8 @@ fn volumes(root: &Root, objects: &Objects) -> Volumes {
         ("memory".to_owned(), Quantity("512Mi".to_owned())),
         ("cpu".to_owned(), Quantity("2".to_owned())),
     ]);
-    Volumes::new(root.path(), objects.clone(), allocatable, &Registry::default())
+    let announcer = Announcer::new(Recorder::start(None, "n1").0);
+    Volumes::new(root.path(), objects.clone(), allocatable, announcer, &Registry::default())
 }
 
 fn is_memory(path: &PathBuf) -> bool {
