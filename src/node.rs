@@ -32,6 +32,7 @@ use crate::metrics::Metrics;
 use crate::objects::Objects;
 use crate::observe::{self, Observer};
 use crate::oom;
+use crate::plugins::{self, CsiNode, Drivers};
 use crate::probes::Probes;
 use crate::proxy;
 use crate::registration::{self, Machine, Registration};
@@ -190,6 +191,15 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let objects = Objects::new(client.clone());
     let allocatable = settings.allocatable.clone();
     let volumes = Volumes::new(&settings.root_dir, objects.clone(), allocatable, registry);
+    let drivers = Drivers::new(registry);
+    if !once {
+        let parts = plugins::Parts {
+            root: settings.root_dir.clone(),
+            drivers: drivers.clone(),
+            csi_node: CsiNode::new(&config.node_name, client.clone()),
+        };
+        rooms.open(plugins::run(parts, registry));
+    }
     let services = match &client {
         Some(client) => {
             let (services, following) = Services::follow(client.clone());
@@ -210,6 +220,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // the node object, from what the runtime says of itself
     let (feeds, inputs) = registration::channels();
     let (pressed, pressure) = (feeds.pressure.clone(), inputs.pressure());
+    let storage = feeds.storage.clone();
     let mut told = None;
     rooms.open(health::feed(runtime.clone(), observer.clone(), feeds));
     let status = StatusWriter::new(registry);
@@ -229,6 +240,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         let name = config.node_name.clone();
         rooms.open(sources::watch_pods(client.clone(), name, node.clone(), updates));
         rooms.open(registration.run());
+        let name = config.node_name.clone();
+        rooms.open(CsiNode::initialize(name, client.clone(), storage));
         let lease = config.kubelet.node_lease_duration_seconds;
         rooms.open(registration::renew_lease(
             heartbeat,

@@ -88,6 +88,7 @@ fn fault(prefix: &str, name: &str, conditions: &[RuntimeCondition]) -> Option<St
 pub struct Inputs {
     pub(super) runtime: watch::Receiver<RuntimeHealth>,
     pub(super) pleg: watch::Receiver<Option<String>>,
+    pub(super) storage: watch::Receiver<Option<String>>,
     pub(super) pressure: watch::Receiver<Pressure>,
     pub(super) images: watch::Receiver<Vec<ContainerImage>>,
 }
@@ -100,6 +101,9 @@ pub struct Feeds {
     /// Why the observation of containers is not healthy, such as `pleg was last seen active
     /// 3m0s ago; threshold is 3m0s`; `None`: it is.
     pub pleg: watch::Sender<Option<String>>,
+    /// Why drivers of volumes cannot be told to the cluster, such as `CSINode is not yet
+    /// initialized`; `None`: they can.
+    pub storage: watch::Sender<Option<String>>,
     /// What the node is short of.
     pub pressure: watch::Sender<Pressure>,
     /// All images on the node, in any order and of any number.
@@ -110,11 +114,18 @@ pub struct Feeds {
 pub fn channels() -> (Feeds, Inputs) {
     let (runtime, runtime_in) = watch::channel(RuntimeHealth::default());
     let (pleg, pleg_in) = watch::channel(None);
+    let (storage, storage_in) = watch::channel(None);
     let (pressure, pressure_in) = watch::channel(Pressure::default());
     let (images, images_in) = watch::channel(Vec::new());
     (
-        Feeds { runtime, pleg, pressure, images },
-        Inputs { runtime: runtime_in, pleg: pleg_in, pressure: pressure_in, images: images_in },
+        Feeds { runtime, pleg, storage, pressure, images },
+        Inputs {
+            runtime: runtime_in,
+            pleg: pleg_in,
+            storage: storage_in,
+            pressure: pressure_in,
+            images: images_in,
+        },
     )
 }
 
@@ -135,6 +146,7 @@ impl Inputs {
         tokio::select! {
             () = next(&mut self.runtime) => {}
             () = next(&mut self.pleg) => {}
+            () = next(&mut self.storage) => {}
             () = next(&mut self.pressure) => {}
         }
     }
