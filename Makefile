@@ -8,7 +8,7 @@ export CARGO_TARGET_DIR ?= $(CACHE)/target
 # Where the programs and tools of root are, whatever shell called us.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help run test vm-test vm-bench lint fmt bench bench-proxy bench-server clean-host
+.PHONY: help run test vm-test vm-bench lint fmt bench bench-proxy bench-server bench-volumes clean-host
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -65,6 +65,11 @@ bench-server: ## measure the node's ports with N=110 pods: stats, scrapes, logs 
 	@scripts/install-deps.sh run
 	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-bench
 	@"$$CARGO_TARGET_DIR/release/longshore-bench" --server --pods=$(or $(N),110) $(if $(JSON),--json="$(JSON)")
+
+bench-volumes: ## measure volumes: fsGroup on FILES=200000 files beside chown -R
+	@scripts/install-deps.sh run
+	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-bench
+	@"$$CARGO_TARGET_DIR/release/longshore-bench" --volumes --files=$(or $(FILES),200000) $(if $(JSON),--json="$(JSON)")
 
 clean-host: ## remove what a killed run or test left on this machine
 	@cargo run --quiet -p longshore-demo -- --sweep

@@ -10,7 +10,7 @@ mode=${1:-run}
 run_packages="gcc libc6-dev pkg-config ca-certificates
     containerd runc containernetworking-plugins iptables conntrack busybox-static
     iproute2 util-linux protobuf-compiler libprotobuf-dev"
-test_packages="etcd-server docker-registry curl nftables openssl"
+test_packages="etcd-server docker-registry curl nftables openssl e2fsprogs"
 vm_packages="qemu-system-x86 debootstrap e2fsprogs binutils"
 
 case $mode in

@@ -190,15 +190,15 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // what pods ask for by name, and what runs
     let objects = Objects::new(client.clone());
     let allocatable = settings.allocatable.clone();
-    let volumes = Volumes::new(&settings.root_dir, objects.clone(), allocatable, registry);
-    let drivers = Drivers::new(registry);
+    let announcer = Announcer::new(recorder.clone());
+    let drivers = Drivers::new(&config.node_name, registry);
+    let (root_dir, told, known) = (&settings.root_dir, announcer.clone(), drivers.clone());
+    let volumes = Volumes::new(root_dir, objects.clone(), allocatable, told, known, registry);
     if !once {
-        let parts = plugins::Parts {
-            root: settings.root_dir.clone(),
-            drivers: drivers.clone(),
-            csi_node: CsiNode::new(&config.node_name, client.clone()),
-        };
+        let csi_node = CsiNode::new(&config.node_name, client.clone());
+        let parts = plugins::Parts { root: root_dir.clone(), drivers, csi_node };
         rooms.open(plugins::run(parts, registry));
+        rooms.open(volumes.clone().unstage_unused());
     }
     let services = match &client {
         Some(client) => {
@@ -218,7 +218,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let stats = Stats::new(runtime.clone(), observer.clone(), cgroups, root_dir, logs_dir, system);
 
     // the node object, from what the runtime says of itself
-    let (feeds, inputs) = registration::channels();
+    let (feeds, inputs) = registration::channels(volumes.devices().in_use());
     let (pressed, pressure) = (feeds.pressure.clone(), inputs.pressure());
     let storage = feeds.storage.clone();
     let mut told = None;
@@ -230,6 +230,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         let registration =
             Registration::new(config.clone(), client.clone(), recorder.clone(), inputs);
         let node = registration.node();
+        volumes.devices().follow_node(node.clone());
         let api = kube::Api::all(client.clone());
         told = Some(admission::Told { node: node.clone(), api });
         if config.kubelet.enable_server && config.kubelet.server_tls_bootstrap {
@@ -259,7 +260,6 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     }
 
     // the server, and last the workers, which begin once it is known what runs
-    let announcer = Announcer::new(recorder.clone());
     let handlers = Handlers::new(runtime.clone());
     let (host_ips, probed) = (&settings.host_ips, &metrics.probes);
     let probes = Probes::new(handlers.clone(), announcer.clone(), host_ips, probed);

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use common::{Cluster, FOREVER, PATIENCE, script, uid};
-use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
 use kube::Resource;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use longshore_csi::Code;
@@ -53,7 +53,11 @@ async fn until_told(cluster: &Cluster) {
 
 async fn make<K>(cluster: &Cluster, name: &str, fields: Value) -> K
 where
-    K: Resource<DynamicType = ()> + Clone + serde::de::DeserializeOwned + serde::Serialize + std::fmt::Debug,
+    K: Resource<DynamicType = ()>
+        + Clone
+        + serde::de::DeserializeOwned
+        + serde::Serialize
+        + std::fmt::Debug,
 {
     let mut object = fields;
     object["metadata"]["name"] = json!(name);
@@ -135,7 +139,10 @@ fn staged(cluster: &Cluster) -> PathBuf {
 async fn a_volume_is_staged_published_shared_and_taken_back() {
     let (cluster, driver) = cluster(CsiOptions::new(DRIVER), no_attach()).await;
     volume(&cluster, "pv", json!({"csi": {"volumeAttributes": {"tier": "gold"}}})).await;
-    let mut spec = with_claim("pv", "echo -n from-inside > /data/file; id -G > /data/groups; trap 'exit 0' TERM; while true; do sleep 1000 & wait $!; done");
+    let mut spec = with_claim(
+        "pv",
+        "echo -n from-inside > /data/file; id -G > /data/groups; trap 'exit 0' TERM; while true; do sleep 1000 & wait $!; done",
+    );
     spec["securityContext"] = json!({"fsGroup": 4711});
     cluster.create("first", spec).await;
     let first = cluster.until_ready("first").await;
@@ -190,10 +197,7 @@ async fn a_volume_waits_for_its_attachment() {
     make::<VolumeAttachment>(&cluster, &name, json!({"spec": spec})).await;
     let attachments: Api<VolumeAttachment> = Api::all(cluster.client.clone());
     let status = json!({"status": {"attached": true, "attachmentMetadata": {"device": "/dev/x"}}});
-    attachments
-        .patch_status(&name, &PatchParams::default(), &Patch::Merge(status))
-        .await
-        .unwrap();
+    attachments.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     cluster.until_ready("web").await;
     let expected = [("device".to_owned(), "/dev/x".to_owned())].into();
     assert_eq!(driver.stages()[0].publish_context, expected);
@@ -215,7 +219,8 @@ fn attachment(handle: &str, node: &str) -> String {
 async fn an_inline_volume_lives_as_long_as_its_pod() {
     let (cluster, driver) = cluster(CsiOptions::new(DRIVER), no_attach()).await;
     let mut spec = script(&format!("echo -n inline > /data/file; {FOREVER}"));
-    spec["volumes"] = json!([{"name": "data", "csi": {"driver": DRIVER, "volumeAttributes": {"a": "b"}}}]);
+    spec["volumes"] =
+        json!([{"name": "data", "csi": {"driver": DRIVER, "volumeAttributes": {"a": "b"}}}]);
     spec["containers"][0]["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
     cluster.create("web", spec).await;
     let pod = cluster.until_ready("web").await;

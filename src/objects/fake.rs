@@ -53,6 +53,11 @@ impl FakeApi {
         self.script().objects.insert(path(resource, name), object);
     }
 
+    /// Stores an object as it is at its path, such as `/api/v1/persistentvolumes/x`.
+    pub(crate) fn put_at(&self, path: &str, object: Value) {
+        self.script().objects.insert(path.to_owned(), object);
+    }
+
     pub(crate) fn delete(&self, resource: &str, name: &str) {
         self.script().objects.remove(&path(resource, name));
     }

@@ -93,7 +93,7 @@ async fn within<T>(
     tokio::time::timeout(deadline, request).await.map_err(late)?
 }
 
-fn root_cause(error: &dyn std::error::Error) -> String {
+pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;
@@ -139,6 +139,11 @@ impl Objects {
             pods: Mutex::default(),
         };
         Self { inner: Arc::new(inner), time_to_live }
+    }
+
+    /// The way to the apiserver, if there is one.
+    pub(crate) fn client(&self) -> Option<&Client> {
+        self.inner.client.as_ref()
     }
 
     /// A handle of the same cache that gives objects of the last second, or asks anew.

@@ -14,6 +14,7 @@ use super::version::Version;
 /// The drivers by their names. A cheap handle; clones share one picture.
 #[derive(Clone)]
 pub struct Drivers {
+    node_name: Arc<str>,
     known: Arc<Mutex<HashMap<String, Registered>>>,
     calls: Arc<Calls>,
 }
@@ -26,9 +27,15 @@ struct Registered {
 }
 
 impl Drivers {
-    /// No drivers yet; how calls to them go is told to `registry`.
-    pub fn new(registry: &Registry) -> Self {
-        Self { known: Arc::default(), calls: Arc::new(Calls::new(registry)) }
+    /// No drivers yet on the node of that name; how calls to them go is told to `registry`.
+    pub fn new(node_name: &str, registry: &Registry) -> Self {
+        let calls = Arc::new(Calls::new(registry));
+        Self { node_name: node_name.into(), known: Arc::default(), calls }
+    }
+
+    /// The name of the node.
+    pub(crate) fn node_name(&self) -> &str {
+        &self.node_name
     }
 
     /// The driver of that name, if it is registered.
@@ -47,12 +54,7 @@ impl Drivers {
     }
 
     /// Whether a driver of that name and version may register: no other one is, or an older one.
-    pub(super) fn check(
-        &self,
-        name: &str,
-        version: &Version,
-        socket: &Path,
-    ) -> Result<(), Error> {
+    pub(super) fn check(&self, name: &str, version: &Version, socket: &Path) -> Result<(), Error> {
         match self.lock().get(name) {
             Some(known) if known.socket != socket && known.version >= *version => {
                 let (driver, version) = (name.to_owned(), known.version.to_string());

@@ -19,7 +19,9 @@ pub enum Error {
         socket: String,
     },
     /// The plugin's name cannot be one of a CSI driver.
-    #[error("invalid name of a CSI driver {0:?}: it must be like a domain of at most 63 characters")]
+    #[error(
+        "invalid name of a CSI driver {0:?}: it must be like a domain of at most 63 characters"
+    )]
     Name(String),
     /// The driver speaks none of the versions of CSI that the node does.
     #[error("CSI driver {driver:?} supports none of the node's versions (1.x): {versions:?}")]

@@ -42,7 +42,8 @@ impl Metrics {
         let sockets = Arc::<Mutex<BTreeMap<PathBuf, bool>>>::default();
         let known = sockets.clone();
         registry.collect(move |text| {
-            let help = "Plugins by their socket: those that should be registered, and those that are.";
+            let help =
+                "Plugins by their socket: those that should be registered, and those that are.";
             let mut samples = text.family("plugin_manager_total_plugins", help, Kind::Gauge);
             for (socket, registered) in locked(&known).iter() {
                 let socket = socket.display().to_string();
@@ -68,9 +69,7 @@ impl Metrics {
     }
 }
 
-fn locked(
-    sockets: &Mutex<BTreeMap<PathBuf, bool>>,
-) -> MutexGuard<'_, BTreeMap<PathBuf, bool>> {
+fn locked(sockets: &Mutex<BTreeMap<PathBuf, bool>>) -> MutexGuard<'_, BTreeMap<PathBuf, bool>> {
     // No code panics while it holds the lock.
     sockets.lock().unwrap_or_else(PoisonError::into_inner)
 }

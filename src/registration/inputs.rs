@@ -1,5 +1,7 @@
 //! What the node's status is told from: channels that other parts of the daemon feed.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use k8s_openapi::api::core::v1::{
     ContainerImage, NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures,
 };
@@ -83,6 +85,9 @@ fn fault(prefix: &str, name: &str, conditions: &[RuntimeCondition]) -> Option<St
     }
 }
 
+/// The UIDs of pods that use a device, by its unique name.
+type DeviceUsers = BTreeMap<String, BTreeSet<String>>;
+
 /// The receiving ends, for [`super::Registration`].
 #[derive(Debug, Clone)]
 pub struct Inputs {
@@ -91,6 +96,7 @@ pub struct Inputs {
     pub(super) storage: watch::Receiver<Option<String>>,
     pub(super) pressure: watch::Receiver<Pressure>,
     pub(super) images: watch::Receiver<Vec<ContainerImage>>,
+    pub(super) devices: watch::Receiver<DeviceUsers>,
 }
 
 /// The sending ends, for the parts that know. Sending what is already there tells nothing new.
@@ -110,8 +116,8 @@ pub struct Feeds {
     pub images: watch::Sender<Vec<ContainerImage>>,
 }
 
-/// A new set of channels.
-pub fn channels() -> (Feeds, Inputs) {
+/// A new set of channels, but for that which tells who uses which devices.
+pub fn channels(devices: watch::Receiver<DeviceUsers>) -> (Feeds, Inputs) {
     let (runtime, runtime_in) = watch::channel(RuntimeHealth::default());
     let (pleg, pleg_in) = watch::channel(None);
     let (storage, storage_in) = watch::channel(None);
@@ -125,6 +131,7 @@ pub fn channels() -> (Feeds, Inputs) {
             storage: storage_in,
             pressure: pressure_in,
             images: images_in,
+            devices,
         },
     )
 }
@@ -135,7 +142,16 @@ impl Inputs {
         self.pressure.clone()
     }
 
-    /// Waits until something that decides readiness has changed; images can wait for the next look.
+    /// The names of devices that pods use and that the control plane may attach and detach.
+    pub(super) fn volumes_in_use(&self) -> Vec<String> {
+        const ATTACHABLE: [&str; 2] = ["kubernetes.io/csi/", "kubernetes.io/iscsi/"];
+        let devices = self.devices.borrow();
+        let attachable = |name: &&String| ATTACHABLE.iter().any(|plugin| name.starts_with(plugin));
+        devices.keys().filter(attachable).cloned().collect()
+    }
+
+    /// Waits until something has changed that somebody waits for: what decides readiness, and which
+    /// devices are in use. Images can wait for the next look.
     pub(super) async fn changed(&mut self) {
         // a feed that is gone says nothing more: its arm must not turn the loop
         async fn next<T>(feed: &mut watch::Receiver<T>) {
@@ -148,6 +164,7 @@ impl Inputs {
             () = next(&mut self.pleg) => {}
             () = next(&mut self.storage) => {}
             () = next(&mut self.pressure) => {}
+            () = next(&mut self.devices) => {}
         }
     }
 }

@@ -3,7 +3,7 @@
 //! What the status says comes in by the channels of [`channels`]; what the API says of the node
 //! goes out by [`Registration::node`].
 //!
-//! Current limitations: no volumes in use and no devices are told.
+//! Current limitations: no devices are told.
 
 mod addresses;
 mod inputs;
@@ -195,6 +195,7 @@ impl Registration {
             storage: storage.as_deref(),
             pressure: *self.inputs.pressure.borrow(),
             images: &images,
+            volumes_in_use: self.inputs.volumes_in_use(),
             now: Timestamp::now(),
         };
         status::node_status(old, &facts)
@@ -256,6 +257,7 @@ pub fn initial_node(config: &Config) -> Node {
         storage: None,
         pressure: inputs::Pressure::default(),
         images: &[],
+        volumes_in_use: Vec::new(),
         now: Timestamp::now(),
     };
     node::initial(config, status::node_status(&NodeStatus::default(), &facts))

@@ -64,6 +64,7 @@ fn changes(old: &NodeStatus, new: &NodeStatus) -> Map<String, Value> {
         ("images", tree(&old.images), tree(&new.images)),
         ("runtimeHandlers", tree(&old.runtime_handlers), tree(&new.runtime_handlers)),
         ("features", tree(&old.features), tree(&new.features)),
+        ("volumesInUse", tree(&old.volumes_in_use), tree(&new.volumes_in_use)),
         ("declaredFeatures", tree(&old.declared_features), tree(&new.declared_features)),
     ] {
         if old != new {

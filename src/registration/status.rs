@@ -33,6 +33,7 @@ pub(super) struct Facts<'a> {
     pub(super) storage: Option<&'a str>,
     pub(super) pressure: Pressure,
     pub(super) images: &'a [ContainerImage],
+    pub(super) volumes_in_use: Vec<String>,
     pub(super) now: Timestamp,
 }
 
@@ -56,6 +57,7 @@ pub(super) fn node_status(old: &NodeStatus, facts: &Facts<'_>) -> NodeStatus {
         }),
         node_info: Some(node_info(facts)),
         images: Some(images(facts)),
+        volumes_in_use: Some(facts.volumes_in_use.clone()).filter(|volumes| !volumes.is_empty()),
         runtime_handlers: Some(facts.runtime.handlers.clone()),
         features: facts.runtime.features.clone(),
         declared_features: declared_features(facts.config),
@@ -249,7 +251,8 @@ fn not_ready(facts: &Facts<'_>, capacity: &Amounts) -> Option<String> {
     let (runtime, network) =
         (facts.runtime.runtime_error.clone(), facts.runtime.network_error.clone());
     let storage = facts.storage.map(str::to_owned);
-    let reasons: Vec<String> = [pleg, runtime, network, storage, missing].into_iter().flatten().collect();
+    let reasons: Vec<String> =
+        [pleg, runtime, network, storage, missing].into_iter().flatten().collect();
     match reasons.as_slice() {
         [] => None,
         [one] => Some(one.clone()),

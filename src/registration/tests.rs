@@ -155,7 +155,7 @@ fn healthy() -> RuntimeHealth {
 }
 
 fn start(config: Arc<Config>, client: Client) -> (Feeds, watch::Receiver<Option<Arc<Node>>>) {
-    let (feeds, inputs) = channels();
+    let (feeds, inputs) = channels(watch::Sender::default().subscribe());
     let (recorder, _) = Recorder::start(None, "n1");
     let registration = Registration::new(config, client, recorder, inputs);
     let node = registration.node();

@@ -20,6 +20,7 @@ pub(super) struct Inputs<'a> {
     pub image_user: ImageUser,
     pub environment: Environment,
     pub mounts: Vec<v1::Mount>,
+    pub devices: Vec<v1::Device>,
     pub namespaces: v1::NamespaceOption,
 }
 
@@ -58,6 +59,7 @@ pub(super) fn config(inputs: Inputs<'_>) -> Result<v1::ContainerConfig, Error> {
             .map(|(key, value)| v1::KeyValue { key, value })
             .collect(),
         mounts: inputs.mounts,
+        devices: inputs.devices,
         labels: labels::container_labels(pod, container),
         annotations: labels::container_annotations(pod, container, restart_count),
         log_path: format!("{}/{restart_count}.log", container.name),

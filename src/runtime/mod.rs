@@ -126,6 +126,14 @@ pub enum Error {
         /// The container.
         container: String,
     },
+    /// A device names a volume that the pod does not have, or that is none.
+    #[error("cannot find volume {volume:?} to pass into container {container:?}")]
+    NoDevice {
+        /// The volume's name.
+        volume: String,
+        /// The container.
+        container: String,
+    },
     /// A sub-path refers to variables that are not set.
     #[error("missing value for {}", .0.join(", "))]
     MissingVariables(Vec<String>),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
+use k8s_openapi::api::core::v1::{Container, Pod, VolumeDevice, VolumeMount};
 use longshore_cri::v1;
 use longshore_pod::expand::expand;
 use longshore_pod::spec;
@@ -57,6 +57,28 @@ impl Sources<'_> {
             mount.gid_mappings.clone_from(&self.users.gids);
         }
         Ok(mounts)
+    }
+
+    /// The devices of the container: its block volumes, in their order.
+    pub(super) fn devices(&self) -> Result<Vec<v1::Device>, Error> {
+        let devices = self.container.volume_devices.iter().flatten();
+        devices.map(|device| self.device(device)).collect()
+    }
+
+    fn device(&self, device: &VolumeDevice) -> Result<v1::Device, Error> {
+        let volume = self.volumes.get(&device.name).filter(|volume| volume.device.is_some());
+        let (path, read_only) = volume
+            .and_then(|volume| Some((volume.device.as_ref()?, volume.read_only)))
+            .ok_or_else(|| Error::NoDevice {
+                volume: device.name.clone(),
+                container: self.container.name.clone(),
+            })?;
+        Ok(v1::Device {
+            container_path: device.device_path.clone(),
+            host_path: path.display().to_string(),
+            // To make nodes too, unless it is only to be read.
+            permissions: if read_only { "r" } else { "mrw" }.to_owned(),
+        })
     }
 
     async fn volume_mount(&self, index: usize, mount: &VolumeMount) -> Result<v1::Mount, Error> {
@@ -205,7 +227,7 @@ mod tests {
 
     #[test]
     fn mounts_are_as_open_as_they_and_their_volume_say() {
-        let volume = |read_only| Mounted { path: "/v".into(), read_only };
+        let volume = |read_only| Mounted { path: "/v".into(), read_only, device: None };
         for (fields, read_only, expected) in [
             (json!({}), false, false),
             (json!({}), true, true),

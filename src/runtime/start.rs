@@ -245,7 +245,7 @@ impl PodRuntime {
             recursive,
             users: &namespaces.userns_options.clone().unwrap_or_default(),
         };
-        let mounts = sources.mounts().await?;
+        let (mounts, devices) = (sources.mounts().await?, sources.devices()?);
         container::config(container::Inputs {
             settings: &self.settings,
             pod,
@@ -255,6 +255,7 @@ impl PodRuntime {
             image_user: making.image.user,
             environment,
             mounts,
+            devices,
             namespaces,
         })
     }

@@ -2,22 +2,127 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::errno::Errno;
 
+use super::claims::ClaimError;
+use super::csi;
 use crate::objects;
+
+/// What is done to set up a volume: one with files, and one that is a device.
+pub(super) const SET_UP: &str = "MountVolume.SetUp";
+pub(super) const MAP: &str = "MapVolume.MapPodDevice";
+/// Looking whether it can be reached from the node, before that.
+pub(super) const CHECK: &str = "MountVolume.NodeAffinity check";
+pub(super) const MAP_CHECK: &str = "MapVolume.NodeAffinity check";
 
 /// Why a volume could not be set up, refreshed or taken down. The text is fit for a pod's event.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// One volume of the pod failed.
-    #[error("MountVolume.SetUp failed for volume {volume:?} : {source}")]
+    #[error("{operation} failed for volume {volume:?} : {source}")]
     SetUp {
-        /// The volume's name in the pod.
+        /// What was to be done, in upstream's words.
+        operation: &'static str,
+        /// The volume's name: in the pod, or the PersistentVolume's.
         volume: String,
         /// What failed.
         source: Box<Error>,
     },
+    /// The claim of a volume does not lead to one that the pod can use.
+    #[error(
+        "Unable to attach or mount volumes: unmounted volumes=[{volume}], unattached volumes=[], \
+         failed to process volumes=[{volume}]: {source}"
+    )]
+    Claim {
+        /// The volume's name in the pod.
+        volume: String,
+        /// What is the matter with the claim.
+        source: Box<ClaimError>,
+    },
+    /// The volume of a claim cannot be reached from this node.
+    #[error("no matching NodeSelectorTerms")]
+    OtherNodes,
+    /// A git repository: too dangerous a volume to be set up by anybody any more.
+    #[error(
+        "git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling \
+         the feature-gate `GitRepoVolumeDriver`"
+    )]
+    GitRepo,
+    /// A kind of volume that a driver has taken over.
+    #[error(
+        "persistent volume of kind {kind} is served by the CSI driver {driver} alone: describe the volume by its csi source"
+    )]
+    Migrated {
+        /// The kind, as the volume's spec spells it.
+        kind: &'static str,
+        /// The driver's name.
+        driver: &'static str,
+    },
+    /// A tool of the system that a volume needs is not there.
+    #[error("{tool} is not installed on this node: it comes with the package {package}")]
+    NoTool {
+        /// The program.
+        tool: &'static str,
+        /// Where most systems have it.
+        package: &'static str,
+    },
+    /// A tool of the system failed.
+    #[error("{tool} failed: {status}: {output}")]
+    Tool {
+        /// The program.
+        tool: &'static str,
+        /// How it ended.
+        status: String,
+        /// What it printed.
+        output: String,
+    },
+    /// A tool of the system was ended because it took too long.
+    #[error("{tool} did not end within {limit:?} and was killed: {output}")]
+    ToolHung {
+        /// The program.
+        tool: &'static str,
+        /// How long it might have taken.
+        limit: Duration,
+        /// What it printed until then.
+        output: String,
+    },
+    /// A device without a file system is to be mounted read-only.
+    #[error("cannot mount unformatted disk {0} as we are manipulating it in read-only mode")]
+    Unformatted(PathBuf),
+    /// A device could not be mounted, and what is on it is not what the volume names.
+    #[error(
+        "failed to mount the volume as {wanted:?}, it already contains {found}. Mount error: {source}"
+    )]
+    OtherFormat {
+        /// The file system that the volume names.
+        wanted: String,
+        /// What is on the device.
+        found: String,
+        /// Why it could not be mounted.
+        source: Box<Error>,
+    },
+    /// A mount option that means nothing to a bind mount.
+    #[error("mount option {0:?} cannot be applied to a bind mount")]
+    MountOption(String),
+    /// A disk did not show up after its target was logged in.
+    #[error("Timed out waiting for device at path {path} after {limit:?}")]
+    NoDevice {
+        /// Where it was to be.
+        path: PathBuf,
+        /// How long it was waited for.
+        limit: Duration,
+    },
+    /// What a local volume names is neither a directory nor a block device.
+    #[error("only directory and block device are supported: {0} is neither")]
+    NotLocal(PathBuf),
+    /// What is to be given to containers as a device is none.
+    #[error("{0} is not a block device")]
+    NotBlock(PathBuf),
+    /// A driver, or what it needs, stands in the way.
+    #[error(transparent)]
+    Csi(#[from] csi::Error),
     /// The node cannot set up volumes of this kind.
     #[error("volume {volume:?}: kind {kind} is not supported yet")]
     Unsupported {
@@ -98,6 +203,21 @@ pub enum Error {
 }
 
 impl Error {
+    /// The reason of the event that tells it.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::SetUp { operation, .. } if operation.starts_with("MapVolume") => {
+                "FailedMapVolume"
+            }
+            _ => "FailedMount",
+        }
+    }
+
+    /// The error as that of one volume.
+    pub(super) fn of_volume(self, operation: &'static str, volume: &str) -> Self {
+        Self::SetUp { operation, volume: volume.to_owned(), source: Box::new(self) }
+    }
+
     pub(super) fn io(action: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
         Self::Io { action, path: path.to_owned(), source: source.into() }
     }

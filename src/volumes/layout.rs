@@ -2,7 +2,10 @@
 //! so that either can take over the other's pods.
 
 use std::ffi::OsStr;
-use std::path::Path;
+use std::fs::{self, DirBuilder};
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 
 use super::dir::Dir;
 use super::error::Error;
@@ -10,13 +13,20 @@ use super::error::Error;
 pub(super) const PODS: &str = "pods";
 pub(super) const VOLUMES: &str = "volumes";
 pub(super) const SUB_PATHS: &str = "volume-subpaths";
+pub(super) const DEVICES: &str = "volumeDevices";
 pub(super) const PLUGINS: &str = "plugins";
+/// Below it, drivers' block volumes are known by the names of their PersistentVolumes.
+pub(super) const CSI_DEVICES: &str = "plugins/kubernetes.io/csi/volumeDevices";
 
 pub(super) const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 pub(super) const CONFIG_MAP: &str = "kubernetes.io~configmap";
 pub(super) const SECRET: &str = "kubernetes.io~secret";
 pub(super) const DOWNWARD_API: &str = "kubernetes.io~downward-api";
 pub(super) const PROJECTED: &str = "kubernetes.io~projected";
+pub(super) const LOCAL: &str = "kubernetes.io~local-volume";
+pub(super) const NFS: &str = "kubernetes.io~nfs";
+pub(super) const ISCSI: &str = "kubernetes.io~iscsi";
+pub(super) const CSI: &str = "kubernetes.io~csi";
 
 /// Mode of directories that containers reach only through their mounts.
 const PRIVATE: u32 = 0o750;
@@ -30,6 +40,30 @@ pub(super) fn is_own_plugin(name: &OsStr) -> bool {
 pub(super) fn pod_dir(root: &Path, uid: &str) -> Result<Dir, Error> {
     let root = Dir::open_trusted(root)?;
     root.make_dir(PODS, PRIVATE)?.make_dir(component("pod UID", uid)?, PRIVATE)
+}
+
+/// Where the directory of a pod is or would be.
+pub(super) fn pod_path(root: &Path, uid: &str) -> PathBuf {
+    root.join(PODS).join(uid)
+}
+
+/// Makes a directory that only the node uses, and those on the way to it.
+pub(super) fn make_dirs(path: &Path) -> Result<(), Error> {
+    let made = DirBuilder::new().recursive(true).mode(PRIVATE).create(path);
+    made.map_err(|error| Error::io("create directory", path, error))
+}
+
+/// Removes a directory if nothing is in it. One that is gone already is no error.
+pub(super) fn remove_empty_dir(path: &Path) -> Result<(), Error> {
+    match fs::remove_dir(path) {
+        Ok(()) => Ok(()),
+        Err(error)
+            if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) =>
+        {
+            Ok(())
+        }
+        Err(error) => Err(Error::io("remove directory", path, error)),
+    }
 }
 
 /// The directory of a pod's volumes of one kind, made if it is absent.

@@ -7,12 +7,15 @@ use std::time::Instant;
 use longshore_metrics::{Buckets, Counter, Family, Histogram, Kind, Labels, Registry, Text};
 
 use super::Error;
+use super::devices::Found;
 
 /// What is counted of volumes. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct Metrics {
     durations: Family<Histogram, 4>,
     errors: Family<Counter, 2>,
+    found: Counter,
+    not_found: Counter,
     pods: Arc<Mutex<HashMap<String, Volumes>>>,
 }
 
@@ -39,7 +42,22 @@ impl Metrics {
                 "Operations on volumes that failed.",
                 ["volume_plugin", "operation_name"],
             ),
+            found: registry.counter(
+                "reconstruct_volume_operations_total",
+                "Volumes of pods that were on disk when the daemon started.",
+            ),
+            not_found: registry.counter(
+                "reconstruct_volume_operations_errors_total",
+                "Volumes on disk that were not understood when the daemon started.",
+            ),
         }
+    }
+
+    /// What an earlier daemon has left.
+    pub(super) fn found(&self, found: &Found) {
+        let unknown = found.unknown.len() as u64;
+        self.found.add(found.volumes + unknown);
+        self.not_found.add(unknown);
     }
 
     /// A volume is to be set up for the pod with that UID.

@@ -1,18 +1,31 @@
 //! The volumes of the node's pods: sets them up before containers start, keeps their data up to
 //! date, and takes them down when the pod is gone. Called by the pod's worker, one pod at a time.
-//! Current limitations: emptyDir, hostPath, configMap, secret, downwardAPI and projected volumes
-//! only; size limits of volumes on disk are not enforced here.
+//! What a pod asks for is in its spec and what there is in its directory and in the kernel's table
+//! of mounts, so that a daemon that comes later goes on where this one was.
+//! Current limitations: size limits of volumes on disk are not enforced here.
 
 mod atomic;
+mod block;
+mod claims;
+mod csi;
+mod devices;
 mod dir;
 mod empty_dir;
 mod error;
+mod gone;
+mod host;
 mod host_path;
+mod iscsi;
 mod layout;
+mod local;
 mod metrics;
 mod nested;
+mod nfs;
+mod ownership;
 mod payload;
+mod persistent;
 mod remove;
+mod source;
 mod sub_path;
 
 use std::collections::{BTreeMap, HashMap};
@@ -21,25 +34,31 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::{
-    ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, HostPathVolumeSource,
-    Pod, ProjectedVolumeSource, SecretVolumeSource, Volume,
-};
+use k8s_openapi::api::core::v1::{HostPathVolumeSource, Pod, Volume};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_metrics::Registry;
 use longshore_pod::spec;
-use serde::Serialize;
 use tokio::sync::RwLock;
 
+pub use claims::ClaimError;
+pub use csi::Error as CsiError;
+pub use devices::Devices;
 pub use error::Error;
+pub use ownership::Ownership;
 pub use sub_path::SubPath;
 
 use crate::objects::Objects;
+use crate::plugins::Drivers;
+use crate::runtime::Announcer;
+use csi::Csi;
 use dir::Dir;
 use empty_dir::Medium;
 use error::if_exists;
+use host::tools::Tools;
 use metrics::Metrics;
 use payload::{Payload, Sources, fs_group};
+use persistent::Persistent;
+use source::{Source, kind_of};
 
 /// Where one volume of a pod lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +67,8 @@ pub struct Mounted {
     pub path: PathBuf,
     /// Whether containers may only read it, whatever their mounts say.
     pub read_only: bool,
+    /// For a block volume: the path of its device, which containers are given as it is.
+    pub device: Option<PathBuf>,
 }
 
 /// The volumes of a pod by their name.
@@ -63,6 +84,11 @@ struct Inner {
     root: PathBuf,
     objects: Objects,
     allocatable: BTreeMap<String, Quantity>,
+    announcer: Announcer,
+    devices: Devices,
+    tools: Tools,
+    kernel: iscsi::Kernel,
+    csi: Csi,
     /// One lock per pod at work: set-ups share it, tear-down has it alone. It is held by the work
     /// itself, which goes on when the caller does not wait for it any more.
     locks: Mutex<HashMap<String, Weak<RwLock<()>>>>,
@@ -71,16 +97,47 @@ struct Inner {
 
 impl Volumes {
     /// Volumes below a root directory that exists, with content from `objects` (where a pod is to
-    /// be registered before it is mounted); `allocatable` is what the node can give to pods. How
-    /// the work on them goes is told to `registry`.
+    /// be registered before it is mounted); `allocatable` is what the node can give to pods. What
+    /// takes long is told to pods by `announcer`, how the work goes to `registry`. Those of CSI are
+    /// set up by `drivers`, as far as they are registered.
     pub fn new(
         root: impl Into<PathBuf>,
         objects: Objects,
         allocatable: BTreeMap<String, Quantity>,
+        announcer: Announcer,
+        drivers: Drivers,
         registry: &Registry,
     ) -> Self {
-        let (root, locks, metrics) = (root.into(), Mutex::default(), Metrics::new(registry));
-        Self { inner: Arc::new(Inner { root, objects, allocatable, locks, metrics }) }
+        let root = root.into();
+        let metrics = Metrics::new(registry);
+        let (devices, found) = Devices::find(&root);
+        metrics.found(&found);
+        for unknown in &found.unknown {
+            tracing::warn!(unknown, "a volume of an earlier daemon is not understood");
+        }
+        let inner = Inner {
+            csi: Csi::new(drivers, objects.client().cloned()),
+            root,
+            objects,
+            allocatable,
+            announcer,
+            devices,
+            tools: Tools::default(),
+            kernel: iscsi::Kernel::default(),
+            locks: Mutex::default(),
+            metrics,
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// What pods share below their volumes.
+    pub fn devices(&self) -> &Devices {
+        &self.inner.devices
+    }
+
+    /// Takes back what an earlier daemon has left of volumes that no pod uses any more.
+    pub async fn unstage_unused(self) {
+        csi::recover(&self.inner).await;
     }
 
     /// Where a pod's directory is or would be.
@@ -96,7 +153,9 @@ impl Volumes {
         // An image is mounted by the runtime, straight into the container.
         let volumes = volumes.filter(|volume| volume.image.is_none());
         let set_ups = volumes.map(async |volume| {
-            let source = Source::of(volume)?;
+            let persistent = self.persistent(pod, volume).await?;
+            let source = Source::of(volume, persistent.as_ref())
+                .map_err(|error| error.of_volume(error::SET_UP, &volume.name))?;
             self.inner.metrics.wants(spec::uid(pod), &volume.name, source.plugin());
             let mounted = self.set_up(pod, volume, &source).await?;
             Ok((volume.name.clone(), mounted))
@@ -108,7 +167,7 @@ impl Volumes {
     /// first volume that failed; the others are refreshed all the same.
     pub async fn refresh(&self, pod: &Pod) -> Result<(), Error> {
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-        let sources = volumes.filter_map(|volume| Some((volume, Source::of(volume).ok()?)));
+        let sources = volumes.filter_map(|volume| Some((volume, Source::of(volume, None).ok()?)));
         let refreshes = sources
             .filter(|(_, source)| source.has_data())
             .map(async |(volume, source)| self.set_up(pod, volume, &source).await.map(drop));
@@ -176,7 +235,25 @@ impl Volumes {
         let (uid, name, began) = (spec::uid(pod), &volume.name, Instant::now());
         let outcome = self.set_up_source(pod, name, source).await;
         self.inner.metrics.set_up(uid, name, source.plugin(), began, &outcome);
-        outcome.map_err(|error| Error::SetUp { volume: name.clone(), source: Box::new(error) })
+        outcome.map_err(|error| match source {
+            Source::Persistent(persistent) => persistent.failed(error),
+            _ => error.of_volume(error::SET_UP, name),
+        })
+    }
+
+    /// What the claim of a volume, or the volume itself, leads to.
+    async fn persistent(&self, pod: &Pod, volume: &Volume) -> Result<Option<Persistent>, Error> {
+        let client = self.inner.objects.client();
+        let bound = claims::bound(client, pod, volume).await.map_err(|source| Error::Claim {
+            volume: volume.name.clone(),
+            source: Box::new(source),
+        })?;
+        match &bound {
+            Some(bound) => Persistent::of_claim(bound)
+                .map(Some)
+                .map_err(|error| error.of_volume(error::SET_UP, &volume.name)),
+            None => Ok(Persistent::of_pod(volume)),
+        }
     }
 
     async fn set_up_source(
@@ -190,6 +267,9 @@ impl Volumes {
         let memory = || Medium::memory(None, pod, allocatable);
         let (plugin, medium, payload) = match source {
             Source::HostPath(source) => return host_path(source).await,
+            Source::Persistent(persistent) => {
+                return self.set_up_persistent(pod, persistent).await;
+            }
             Source::EmptyDir(source) => {
                 return self.empty_dir(pod, name, Medium::of(source, pod, allocatable)?).await;
             }
@@ -216,7 +296,7 @@ impl Volumes {
         let (name, group) = (name.to_owned(), fs_group(pod));
         self.in_pod_dir(spec::uid(pod), move |pod| empty_dir::set_up(pod, &name, medium, group))
             .await?;
-        Ok(Mounted { path, read_only: false })
+        Ok(Mounted { path, read_only: false, device: None })
     }
 
     /// Puts data into a volume of its own.
@@ -240,7 +320,7 @@ impl Volumes {
             atomic::write(&volume, &payload, group)
         })
         .await?;
-        Ok(Mounted { path, read_only: true })
+        Ok(Mounted { path, read_only: true, device: None })
     }
 
     fn volume_path(&self, pod: &Pod, plugin: &str, name: &str) -> Result<PathBuf, Error> {
@@ -263,6 +343,9 @@ impl Volumes {
         .await
     }
 
+    /// Takes a pod's volumes down: first what is mounted of them, then what it is mounted from, as
+    /// far as no other pod uses it, then their directories. It goes on when nobody waits for it any
+    /// more.
     async fn take_down(
         &self,
         uid: &str,
@@ -271,13 +354,15 @@ impl Volumes {
         layout::component("pod UID", uid)?;
         let guard = self.lock(uid).write_owned().await;
         let began = Instant::now();
-        let (pods, owned) = (self.inner.root.join(layout::PODS), uid.to_owned());
-        let taken_down = blocking(move || {
+        let (inner, owned) = (Arc::clone(&self.inner), uid.to_owned());
+        let work = tokio::spawn(async move {
             let _guard = guard;
-            let pods = if_exists(Dir::open_trusted(&pods))?;
-            pods.map_or(Ok(()), |pods| work(&pods, owned.as_ref()))
-        })
-        .await;
+            let pods = inner.root.join(layout::PODS);
+            in_pods(pods.clone(), owned.clone(), remove::sub_paths).await?;
+            inner.take_down_persistent(&owned).await?;
+            in_pods(pods, owned, work).await
+        });
+        let taken_down = work.await.unwrap_or(Err(Error::Interrupted));
         self.inner.metrics.took_down(uid, began, &taken_down);
         taken_down
     }
@@ -294,11 +379,24 @@ impl Volumes {
     }
 }
 
+/// Works on a pod's directory in that of all pods. Without either there is nothing to do.
+async fn in_pods(
+    pods: PathBuf,
+    uid: String,
+    work: fn(&Dir, &std::ffi::OsStr) -> Result<(), Error>,
+) -> Result<(), Error> {
+    blocking(move || {
+        let pods = if_exists(Dir::open_trusted(&pods))?;
+        pods.map_or(Ok(()), |pods| work(&pods, uid.as_ref()))
+    })
+    .await
+}
+
 async fn host_path(source: &HostPathVolumeSource) -> Result<Mounted, Error> {
     let path = PathBuf::from(&source.path);
     let source = source.clone();
     blocking(move || host_path::set_up(&source)).await?;
-    Ok(Mounted { path, read_only: false })
+    Ok(Mounted { path, read_only: false, device: None })
 }
 
 /// Runs file work where it may block.
@@ -306,56 +404,6 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
     tokio::task::spawn_blocking(work).await.unwrap_or(Err(Error::Interrupted))
-}
-
-/// The kinds of volume that the node sets up.
-enum Source<'a> {
-    EmptyDir(&'a EmptyDirVolumeSource),
-    HostPath(&'a HostPathVolumeSource),
-    ConfigMap(&'a ConfigMapVolumeSource),
-    Secret(&'a SecretVolumeSource),
-    DownwardApi(&'a DownwardAPIVolumeSource),
-    Projected(&'a ProjectedVolumeSource),
-}
-
-impl<'a> Source<'a> {
-    fn of(volume: &'a Volume) -> Result<Self, Error> {
-        let source = None
-            .or(volume.empty_dir.as_ref().map(Self::EmptyDir))
-            .or(volume.host_path.as_ref().map(Self::HostPath))
-            .or(volume.config_map.as_ref().map(Self::ConfigMap))
-            .or(volume.secret.as_ref().map(Self::Secret))
-            .or(volume.downward_api.as_ref().map(Self::DownwardApi))
-            .or(volume.projected.as_ref().map(Self::Projected));
-        source.ok_or_else(|| Error::Unsupported {
-            volume: volume.name.clone(),
-            kind: kind_of(volume),
-        })
-    }
-
-    /// The name of what sets it up, as upstream counts it.
-    fn plugin(&self) -> &'static str {
-        match self {
-            Self::EmptyDir(_) => "kubernetes.io/empty-dir",
-            Self::HostPath(_) => "kubernetes.io/host-path",
-            Self::ConfigMap(_) => "kubernetes.io/configmap",
-            Self::Secret(_) => "kubernetes.io/secret",
-            Self::DownwardApi(_) => "kubernetes.io/downward-api",
-            Self::Projected(_) => "kubernetes.io/projected",
-        }
-    }
-
-    /// Whether the node puts data into it that can change.
-    fn has_data(&self) -> bool {
-        !matches!(self, Self::EmptyDir(_) | Self::HostPath(_))
-    }
-}
-
-/// What kind a volume or a projected source is of: the one field of the object that is set.
-fn kind_of(object: &impl Serialize) -> String {
-    let fields = serde_json::to_value(object).unwrap_or_default();
-    let kind = fields.as_object().and_then(|fields| fields.keys().find(|key| *key != "name"));
-    kind.cloned().unwrap_or_else(|| "unknown".to_owned())
 }
 
 #[cfg(test)]

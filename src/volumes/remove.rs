@@ -27,13 +27,16 @@ pub(super) enum Scope {
     EmptyDirectories,
 }
 
-/// Unmounts and removes all volumes and sub-paths of a pod; attempts all of it and tells the first
-/// error. A pod without directory is no error.
+/// Unmounts and removes all volumes of a pod but those that have more to them than its directory:
+/// they are down already, and whatever is left of them is in the way. Attempts all of it and tells
+/// the first error. A pod without directory is no error.
 pub(super) fn volumes(pods: &Dir, uid: &OsStr) -> Result<(), Error> {
     let Some(pod) = if_exists(same_mount(pods, uid))? else { return Ok(()) };
     let mut errors = FirstError::default();
-    // Sub-paths are binds of what lies in the volumes, so they go first.
-    errors.note(sub_paths(&pod));
+    errors.note(sub_paths(pods, uid));
+    errors.note(each_name(&pod, layout::DEVICES.as_ref(), &mut |devices, plugin| {
+        tree(devices, plugin, Scope::EmptyDirectories)
+    }));
     errors.note(each_name(&pod, layout::VOLUMES.as_ref(), &mut |volumes, plugin| {
         each_name(volumes, plugin, &mut |plugin_dir, volume| {
             let scope = if layout::is_own_plugin(plugin) {
@@ -55,9 +58,11 @@ pub(super) fn pod(pods: &Dir, uid: &OsStr) -> Result<(), Error> {
     tree(pods, uid, Scope::Everything)
 }
 
-/// `volume-subpaths/<volume>/<container>/<index>`, each a bind mount on a file or directory.
-fn sub_paths(pod: &Dir) -> Result<(), Error> {
-    each_name(pod, layout::SUB_PATHS.as_ref(), &mut |volumes, volume| {
+/// Unmounts and removes the sub-paths of a pod: `volume-subpaths/<volume>/<container>/<index>`, each
+/// a bind mount on a file or directory. They are binds of what lies in volumes, so they go first.
+pub(super) fn sub_paths(pods: &Dir, uid: &OsStr) -> Result<(), Error> {
+    let Some(pod) = if_exists(same_mount(pods, uid))? else { return Ok(()) };
+    each_name(&pod, layout::SUB_PATHS.as_ref(), &mut |volumes, volume| {
         each_name(volumes, volume, &mut |containers, container| {
             each_name(containers, container, &mut |container, index| {
                 unmount(&container.path().join(index))?;

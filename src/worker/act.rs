@@ -71,7 +71,7 @@ impl Hands {
     async fn mounted(&self) -> Result<Arc<PodMounts>, Failure> {
         let mounted = self.tools.volumes.mount(&self.pod).await;
         let failed = |error: crate::volumes::Error| Failure {
-            reason: "FailedMount",
+            reason: error.reason(),
             message: error.to_string(),
         };
         mounted.map(Arc::new).map_err(failed)

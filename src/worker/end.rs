@@ -23,6 +23,20 @@ pub(crate) fn grace(pod: &Pod) -> Duration {
     Duration::from_secs(u64::try_from(seconds.max(1)).unwrap_or(1))
 }
 
+/// What is in the way of an end that is tried again and again: worth a line when it is new.
+#[derive(Default)]
+struct Trouble(String);
+
+impl Trouble {
+    fn note(&mut self, pod: &Pod, error: &Error, what: &str) {
+        let error = error.to_string();
+        if self.0 != error {
+            warn!(pod = describe(pod), error, "{what}");
+            self.0 = error;
+        }
+    }
+}
+
 impl Task {
     /// From here on the pod ends, and nothing takes that back.
     pub(super) fn begin_end(&mut self, grace: Duration, why: Why) {
@@ -86,8 +100,9 @@ impl Task {
         self.tell(&observed);
         self.tools.probes.forget(spec::uid(&self.pod));
         self.tools.allocation.release(spec::uid(&self.pod));
+        let mut trouble = Trouble::default();
         while let Err(error) = self.tools.runtime.release(&self.pod).await {
-            warn!(pod = describe(&self.pod), %error, "pod does not let go of everything yet");
+            trouble.note(&self.pod, &error, "pod does not let go of everything yet");
             self.pause().await;
         }
         self.stopwatch.rest(); // its object may stay for long
@@ -109,7 +124,7 @@ impl Task {
         }
         self.tools.status.forget(spec::uid(&self.pod));
         while let Err(error) = self.remove().await {
-            warn!(pod = describe(&self.pod), %error, "pod leaves a trace yet");
+            trouble.note(&self.pod, &error, "pod leaves a trace yet");
             self.pause().await;
             // What is known may be why the last try failed.
             if let Err(error) = self.tools.observer.look_at_pod(spec::uid(&self.pod)).await {

@@ -291,7 +291,7 @@ impl Task {
             Outcome::Failed(failure) => {
                 let (reason, message) = (failure.reason, failure.message);
                 debug!(pod = describe(&self.pod), reason, message, "step failed");
-                self.mount_failed |= reason == "FailedMount";
+                self.mount_failed |= matches!(reason, "FailedMount" | "FailedMapVolume");
                 self.tools.announcer.pod(&self.pod, true, reason, &message);
                 self.trouble = Some(message);
                 self.retry_at = Some(self.next_retry("", now));

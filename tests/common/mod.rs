@@ -43,11 +43,20 @@ impl Cluster {
     }
 
     pub async fn on(host: Host, config: Value) -> Self {
+        Self::with_env(host, config, &[]).await
+    }
+
+    /// With these variables in the node's environment, too.
+    pub async fn with_env(host: Host, config: Value, env: &[(&str, &str)]) -> Self {
         let apiserver = Apiserver::start(&host).expect("an apiserver");
         let client = client(apiserver.admin_kubeconfig()).await;
         let options = NodeOptions {
             config: config.as_object().cloned().unwrap(),
-            env: vec![("RUST_LOG".to_owned(), "info,longshore=debug".to_owned())],
+            env: [("RUST_LOG", "info,longshore=debug")]
+                .iter()
+                .chain(env)
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect(),
             ..NodeOptions::default()
         };
         let node = longshore_testkit::Node::start(

@@ -23,6 +23,7 @@ mod report;
 mod restart;
 mod server;
 mod statistics;
+mod volumes;
 
 use std::fs;
 use std::path::PathBuf;
@@ -56,6 +57,12 @@ struct Args {
     /// Measure the node's ports, and nothing else.
     #[arg(long)]
     server: bool,
+    /// Measure what volumes cost, and nothing else.
+    #[arg(long)]
+    volumes: bool,
+    /// Files of the volume that is given to a group.
+    #[arg(long, default_value_t = 200_000)]
+    files: usize,
     /// Write all figures to this file, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -97,6 +104,10 @@ fn run(args: &Args) -> Result<()> {
 async fn measure(args: &Args) -> Result<(String, String)> {
     if args.server {
         let figures = server::run(args).await?;
+        return Ok((figures.to_string(), serde_json::to_string_pretty(&figures)?));
+    }
+    if args.volumes {
+        let figures = volumes::run(args).await?;
         return Ok((figures.to_string(), serde_json::to_string_pretty(&figures)?));
     }
     if args.services.is_empty() {

@@ -43,3 +43,20 @@ fn every_phase_gives_figures() {
     }
     assert_eq!(figures.pointer("/rounds/1/floors/1"), None, "the best limit is taken");
 }
+
+#[test]
+fn volumes_are_measured_by_themselves() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("bench.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_longshore-bench"))
+        .args(["--volumes", "--files=1200", "--json"])
+        .arg(&json)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let figures: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    for path in ["chown_seconds", "node_seconds", "skipped_seconds"] {
+        let figure = figures.pointer(&format!("/ownership/{path}")).and_then(Value::as_f64);
+        assert!(figure.is_some_and(|figure| figure > 0.0), "{path} in {figures:#}");
+    }
+}

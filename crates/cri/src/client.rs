@@ -169,7 +169,11 @@ impl Runtime {
             let request = call.request(GetEventsRequest {});
             let events = call.answer(runtime.runtime().get_container_events(request)).await?;
             let (rpc, endpoint) = (call.rpc, call.endpoint.clone());
-            Ok::<_, Error>(events.map_err(move |status| Error::from_failure(rpc, &endpoint, Failure::of(&status))))
+            Ok::<_, Error>(
+                events.map_err(move |status| {
+                    Error::from_failure(rpc, &endpoint, Failure::of(&status))
+                }),
+            )
         })
         .try_flatten()
         .scan(false, |failed, item| {

@@ -65,11 +65,7 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn from_failure(
-        call: &'static str,
-        endpoint: &Endpoint,
-        failure: Failure,
-    ) -> Self {
+    pub(crate) fn from_failure(call: &'static str, endpoint: &Endpoint, failure: Failure) -> Self {
         match failure {
             Failure::Deadline(message) => Self::DeadlineExceeded { call, message },
             Failure::Unavailable(message) => {

@@ -17,8 +17,8 @@ mod stats;
 pub use call::Observer;
 pub use client::{Options, Runtime};
 pub use error::Error;
-pub use sandbox::SandboxStatus;
 pub use longshore_grpc::{Code, Server};
+pub use sandbox::SandboxStatus;
 pub use server::serve;
 
 /// The longest message that is accepted, as upstream's.

@@ -1,9 +1,9 @@
 //! How a volume is to be used: from the words of Kubernetes to those of CSI.
 
 use crate::Capabilities;
+use crate::v1::VolumeCapability;
 use crate::v1::volume_capability::access_mode::Mode;
 use crate::v1::volume_capability::{AccessMode, AccessType};
-use crate::v1::VolumeCapability;
 
 /// The mode for the access mode of a persistent volume, such as `ReadWriteOnce`. Drivers that can
 /// tell one writer from several on a node hear which is meant.

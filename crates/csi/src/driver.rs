@@ -103,8 +103,8 @@ impl Driver {
     /// # Errors
     /// [`Error::Endpoint`] for an endpoint that is no Unix socket.
     pub fn new(name: &str, options: Options) -> Result<Self> {
-        let endpoint = Endpoint::parse(&options.endpoint)
-            .map_err(|invalid| Error::endpoint(name, invalid))?;
+        let endpoint =
+            Endpoint::parse(&options.endpoint).map_err(|invalid| Error::endpoint(name, invalid))?;
         Ok(Self(Arc::new(Inner {
             name: name.to_owned(),
             node: NodeClient::new(endpoint.channel()),

@@ -54,12 +54,6 @@ impl Plugin {
     }
 
     fn call(&self, rpc: &'static str) -> Call<'_> {
-        Call {
-            driver: &self.socket,
-            service: SERVICE_NAME,
-            rpc,
-            deadline: TIMEOUT,
-            observer: None,
-        }
+        Call { driver: &self.socket, service: SERVICE_NAME, rpc, deadline: TIMEOUT, observer: None }
     }
 }

@@ -28,7 +28,6 @@ pub fn serve_driver(listener: UnixListener, identity: impl Identity, node: impl 
 /// Serves the registration of a plugin on this socket.
 pub fn serve_registration(listener: UnixListener, registration: impl Registration) -> Server {
     let registration = RegistrationServer::new(registration);
-    let dispatch =
-        service_fn(move |request: Request<Incoming>| registration.clone().call(request));
+    let dispatch = service_fn(move |request: Request<Incoming>| registration.clone().call(request));
     Server::serve(listener, dispatch)
 }

@@ -43,7 +43,8 @@ impl Node for Fake {
         if self.asked.fetch_add(1, Ordering::Relaxed) == 0 {
             return Err(Status::unavailable("starting"));
         }
-        let able = |kind: i32| NodeServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: kind })) };
+        let able =
+            |kind: i32| NodeServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: kind })) };
         let capabilities = vec![
             able(rpc::Type::ExpandVolume.into()),
             able(rpc::Type::VolumeMountGroup.into()),

@@ -102,7 +102,10 @@ fn the_annotation_names_the_node_for_each_driver() {
 #[test]
 fn a_driver_does_not_move_the_node() {
     let known = map([("zone", "a"), ("other", "x")]);
-    assert_eq!(new_labels(Some(&known), &map([("zone", "a"), ("rack", "7")])).unwrap(), map([("rack", "7")]));
+    assert_eq!(
+        new_labels(Some(&known), &map([("zone", "a"), ("rack", "7")])).unwrap(),
+        map([("rack", "7")])
+    );
     assert_eq!(new_labels(None, &map([("zone", "a")])).unwrap(), map([("zone", "a")]));
     let error = new_labels(Some(&known), &map([("zone", "b")])).unwrap_err().to_string();
     assert!(error.contains(r#""zone":"b""#) && error.contains(r#""zone":"a""#), "{error}");

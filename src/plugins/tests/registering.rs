@@ -34,7 +34,7 @@ impl Node {
         let (dir, objects) = (tempfile::tempdir().unwrap(), Objects::start().await);
         objects.put(NODE, json!({"metadata": {"uid": "u1", "labels": {"zone": "a"}}}));
         let registry = Registry::default();
-        let drivers = Drivers::new(&registry);
+        let drivers = Drivers::new("n1", &registry);
         let room = tokio::spawn(run(
             Parts {
                 root: dir.path().to_owned(),
@@ -91,7 +91,8 @@ async fn a_driver_is_told_to_the_cluster_for_as_long_as_it_is_there() {
     let node = Node::start().await;
     let mut options = CsiOptions::new("csi.example.com");
     options.max_volumes = 25;
-    options.topology = [("zone".to_owned(), "a".to_owned()), ("rack".to_owned(), "7".to_owned())].into();
+    options.topology =
+        [("zone".to_owned(), "a".to_owned()), ("rack".to_owned(), "7".to_owned())].into();
     let mut driver = node.driver(options);
     node.until_registered("csi.example.com", true).await;
     until("the driver is told that it is registered", || {
@@ -105,7 +106,8 @@ async fn a_driver_is_told_to_the_cluster_for_as_long_as_it_is_there() {
     assert_eq!(node.told(), [expected]);
     let csi_node = node.objects.get(CSI_NODE).unwrap();
     assert_eq!(csi_node["metadata"]["ownerReferences"][0]["uid"], "u1");
-    let migrated = &csi_node["metadata"]["annotations"]["storage.alpha.kubernetes.io/migrated-plugins"];
+    let migrated =
+        &csi_node["metadata"]["annotations"]["storage.alpha.kubernetes.io/migrated-plugins"];
     assert!(migrated.as_str().unwrap().starts_with("kubernetes.io/aws-ebs,"), "{migrated}");
     assert_eq!(node.annotation(), json!(r#"{"csi.example.com":"csi.example.com-node"}"#));
     let labels = node.objects.get(NODE).unwrap()["metadata"]["labels"].clone();
@@ -154,10 +156,22 @@ async fn what_cannot_be_registered_is_told_why() {
     let node = Node::start().await;
     let named = |name: &str| CsiOptions::new(name);
     let refused = [
-        (CsiOptions { plugin_type: "DRAPlugin".to_owned(), ..named("dra") }, "no handler registered for plugin type \"DRAPlugin\""),
-        (CsiOptions { plugin_type: "DevicePlugin".to_owned(), ..named("dev") }, "no handler registered for plugin type \"DevicePlugin\""),
-        (CsiOptions { versions: vec!["0.3.0".to_owned()], ..named("old") }, "supports none of the node's versions"),
-        (CsiOptions { versions: Vec::new(), ..named("none") }, "supports none of the node's versions"),
+        (
+            CsiOptions { plugin_type: "DRAPlugin".to_owned(), ..named("dra") },
+            "no handler registered for plugin type \"DRAPlugin\"",
+        ),
+        (
+            CsiOptions { plugin_type: "DevicePlugin".to_owned(), ..named("dev") },
+            "no handler registered for plugin type \"DevicePlugin\"",
+        ),
+        (
+            CsiOptions { versions: vec!["0.3.0".to_owned()], ..named("old") },
+            "supports none of the node's versions",
+        ),
+        (
+            CsiOptions { versions: Vec::new(), ..named("none") },
+            "supports none of the node's versions",
+        ),
         (named("-name"), "invalid name of a CSI driver"),
         (
             CsiOptions { topology: [("zone".to_owned(), "b".to_owned())].into(), ..named("moved") },
@@ -194,7 +208,9 @@ async fn of_two_drivers_of_a_name_the_first_stays_unless_the_second_is_newer() {
     };
     let same = twin("1.0.0", "same");
     until("the twin is refused", || {
-        same.statuses().iter().any(|status| status.error.contains("already registered with version 1.0.0"))
+        same.statuses()
+            .iter()
+            .any(|status| status.error.contains("already registered with version 1.0.0"))
     })
     .await;
     let _newer = twin("1.1.0", "newer");

@@ -59,20 +59,19 @@ impl Csi {
         let client = self.client(|| format!("get secret {namespace}/{name}"))?;
         let api = Api::<Secret>::namespaced(client.clone(), namespace);
         let found = within(api.get(name)).await.map_err(&failed)?;
-        let entries = found.data.unwrap_or_default().into_iter().map(|(key, value)| {
-            match String::from_utf8(value.0) {
+        let entries =
+            found.data.unwrap_or_default().into_iter().map(|(key, value)| match String::from_utf8(
+                value.0,
+            ) {
                 Ok(value) => Ok((key, value)),
                 Err(_) => Err(failed(format!("the value of {key:?} is no UTF-8 text"))),
-            }
-        });
+            });
         entries.collect()
     }
 }
 
 /// A request's answer, or why there is none.
-pub(super) async fn within<T>(
-    request: impl Future<Output = kube::Result<T>>,
-) -> Result<T, String> {
+pub(super) async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
     match timeout(REQUEST_TIMEOUT, request).await {
         Err(_) => Err(format!("no answer within {REQUEST_TIMEOUT:?}")),
         Ok(Ok(answer)) => Ok(answer),

@@ -27,16 +27,13 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(7);
 const ONE_POD: &str = "ReadWriteOncePod";
 
 /// Makes the pod a user of the volume: from then on the volume is told to be in use on the node.
-pub(super) async fn enter(
-    task: &Task<'_>,
-    volume: &Volume<'_>,
-) -> Result<Held, super::super::Error> {
+pub(super) async fn enter(task: &Task<'_>, volume: &Volume<'_>) -> Result<(), super::super::Error> {
     let held = task.devices().hold(&volume.device).await;
     if task.persistent.access_modes == [ONE_POD] && is_used_by_others(task, &held).await? {
         return Err(Error::InUse.into());
     }
     held.enter(task.uid());
-    Ok(held)
+    Ok(())
 }
 
 /// Whether the volume is published to another pod. One whose start has failed so far holds nothing.
@@ -61,7 +58,7 @@ impl Csi {
         volume: &Volume<'_>,
     ) -> Result<BTreeMap<String, String>, Error> {
         let (driver, handle) = (volume.driver.name(), &volume.handle);
-        let name = attachment_name(handle, driver, &self.node_name);
+        let name = attachment_name(handle, driver, self.node_name());
         let client = self.client(|| format!("get VolumeAttachment {name}"))?;
         let api = Api::<VolumeAttachment>::all(client.clone());
         let deadline = Instant::now() + PATIENCE;

@@ -49,6 +49,7 @@ pub(super) async fn set_up(task: &Task<'_>, volume: &Volume<'_>) -> Result<Mount
     let staging = Some(staging).filter(|_| volume.able.stage);
     let request = volume.publish_request(task, context, staging, target).await?;
     let map = map(&task.node.root, task.uid(), name);
+    map.mark(&published).await?;
     let dir = place.published.clone();
     blocking(move || layout::make_dirs(&dir)).await?;
     volume.driver.publish(request).await.map_err(error::Error::from)?;
@@ -56,11 +57,7 @@ pub(super) async fn set_up(task: &Task<'_>, volume: &Volume<'_>) -> Result<Mount
 }
 
 /// The note of the volume, written before anything else of it is made.
-async fn notes(
-    task: &Task<'_>,
-    volume: &Volume<'_>,
-    place: &BlockPlace,
-) -> Result<Notes, Error> {
+async fn notes(task: &Task<'_>, volume: &Volume<'_>, place: &BlockPlace) -> Result<Notes, Error> {
     let data = place.data.clone();
     if let Some(notes) = blocking(move || Notes::read(&data)).await? {
         return Ok(notes);

@@ -32,10 +32,7 @@ impl Volume<'_> {
     }
 
     /// Tokens of the pod's service account, by their audience.
-    pub(super) async fn tokens(
-        &self,
-        task: &Task<'_>,
-    ) -> Result<BTreeMap<String, String>, Error> {
+    pub(super) async fn tokens(&self, task: &Task<'_>) -> Result<BTreeMap<String, String>, Error> {
         let mut tokens = BTreeMap::new();
         for request in self.policy.tokens() {
             let projection = ServiceAccountTokenProjection {

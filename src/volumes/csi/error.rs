@@ -75,9 +75,25 @@ pub enum Error {
         reason: String,
     },
     /// A volume could not be staged.
-    #[error("staging: {0}")]
+    #[error("{0}")]
     Stage(Box<super::super::Error>),
     /// A volume could not be made larger.
-    #[error("NodeExpandVolume: {0}")]
+    #[error("Expander.NodeExpand failed to expand the volume : {0}")]
     Expand(longshore_csi::Error),
+}
+
+impl Error {
+    /// What was to be done, in upstream's words.
+    pub(in crate::volumes) fn operation(&self, block: bool) -> &'static str {
+        match (self, block) {
+            (Self::NotAttached { .. } | Self::Attachment(_), false) => "MountVolume.WaitForAttach",
+            (Self::NotAttached { .. } | Self::Attachment(_), true) => "MapVolume.WaitForAttach",
+            (Self::Stage(_), false) => "MountVolume.MountDevice",
+            (Self::Stage(_), true) => "MapVolume.SetUpDevice",
+            (Self::Expand(_), false) => "MountVolume.NodeExpandVolume",
+            (Self::Expand(_), true) => "MapVolume.NodeExpandVolume",
+            (_, false) => super::super::error::SET_UP,
+            (_, true) => super::super::error::MAP,
+        }
+    }
 }

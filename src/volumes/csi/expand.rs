@@ -61,7 +61,8 @@ pub(super) async fn expand(task: &Task<'_>, volume: &Volume<'_>) -> Result<(), E
     let failed = |reason| error::Error::Api { action: action(), reason };
     let claim = within(claims.get(claim_name)).await.map_err(failed)?;
     let unknown = PersistentVolumeClaimStatus::default();
-    let Step::Expand { size, accounted } = step(claim.status.as_ref().unwrap_or(&unknown), capacity)
+    let Step::Expand { size, accounted } =
+        step(claim.status.as_ref().unwrap_or(&unknown), capacity)
     else {
         return Ok(());
     };
@@ -104,7 +105,7 @@ struct Work<'a> {
 
 impl Work<'_> {
     async fn run(&self, size: &Quantity, accounted: bool) -> Result<(), Error> {
-        let node = &self.task.node.csi.node_name;
+        let node = self.task.node.csi.node_name();
         if !self.volume.able.expand {
             // There is nothing that the node could do, and nothing that the pod could wait for.
             if accounted {
@@ -188,10 +189,8 @@ fn finished(claim: &PersistentVolumeClaim, size: &Quantity) -> Value {
 
 /// The status of a claim whose volume the driver cannot make larger: never, or not now.
 fn refused(claim: &PersistentVolumeClaim, error: &longshore_csi::Error) -> Value {
-    let never = matches!(
-        error.code(),
-        Some(Code::InvalidArgument | Code::OutOfRange | Code::NotFound)
-    );
+    let never =
+        matches!(error.code(), Some(Code::InvalidArgument | Code::OutOfRange | Code::NotFound));
     let known = claim.status.as_ref().and_then(|status| status.conditions.clone());
     let mut conditions = known.unwrap_or_default();
     conditions.retain(|condition| condition.type_ != FAILED);
@@ -221,13 +220,7 @@ fn failure(task: &Task<'_>, why: &str) -> String {
 }
 
 /// Tells pod and claim.
-fn say(
-    task: &Task<'_>,
-    claim: &PersistentVolumeClaim,
-    trouble: bool,
-    reason: &str,
-    message: &str,
-) {
+fn say(task: &Task<'_>, claim: &PersistentVolumeClaim, trouble: bool, reason: &str, message: &str) {
     task.node.announcer.pod(task.pod, trouble, reason, message);
     let about = ObjectReference {
         api_version: Some("v1".to_owned()),

@@ -28,8 +28,9 @@ use longshore_csi::Driver;
 use tokio::task::AbortHandle;
 
 pub use error::Error;
-pub(super) use paths::{device_name, device_of_block, device_of_mount};
+pub(super) use paths::{device_of_block, device_of_mount};
 pub(super) use staging::recover;
+#[allow(unused_imports)]
 pub(super) use stats::stats;
 
 use super::devices::Left;
@@ -42,16 +43,18 @@ use request::Volume;
 pub(super) struct Csi {
     drivers: Drivers,
     client: Option<Client>,
-    node_name: String,
     /// The tasks that publish volumes anew from time to time, by pod and volume.
     republishing: Mutex<HashMap<(String, String), AbortHandle>>,
 }
 
 impl Csi {
-    /// The volumes of these drivers on the node of that name.
-    pub(super) fn new(drivers: Drivers, client: Option<Client>, node_name: &str) -> Self {
-        let republishing = Mutex::default();
-        Self { drivers, client, node_name: node_name.to_owned(), republishing }
+    /// The volumes of these drivers.
+    pub(super) fn new(drivers: Drivers, client: Option<Client>) -> Self {
+        Self { drivers, client, republishing: Mutex::default() }
+    }
+
+    fn node_name(&self) -> &str {
+        self.drivers.node_name()
     }
 
     fn driver(&self, name: &str) -> Result<Driver, Error> {
@@ -72,14 +75,26 @@ impl Csi {
     }
 }
 
+/// Has the volume told to be in use on the node, and waits until it is attached. Nothing is made
+/// yet that would have to be taken back, so the wait may be broken off.
+pub(super) async fn until_attached(
+    task: &Task<'_>,
+    source: &CSIPersistentVolumeSource,
+) -> Result<(), super::Error> {
+    let volume = Volume::persistent(task, source).await?;
+    attach::enter(task, &volume).await?;
+    if volume.policy.attaches() && (task.persistent.block || !mount::stands(task).await?) {
+        task.node.csi.attached(task, &volume).await?;
+    }
+    Ok(())
+}
+
 /// Sets up a volume that outlives the pod.
 pub(super) async fn set_up(
     task: &Task<'_>,
     source: &CSIPersistentVolumeSource,
 ) -> Result<Mounted, super::Error> {
     let volume = Volume::persistent(task, source).await?;
-    let held = attach::enter(task, &volume).await?;
-    drop(held);
     let mounted = if task.persistent.block {
         block::set_up(task, &volume).await?
     } else {
@@ -110,3 +125,7 @@ pub(super) async fn take_down(
         false => mount::take_down(node, uid, &left.name).await,
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests;

@@ -23,7 +23,7 @@ const REPUBLISH: Duration = Duration::from_secs(75);
 /// Publishes a volume to the pod, staged before if the driver wants that. What stands is kept.
 pub(super) async fn set_up(task: &Task<'_>, volume: &Volume<'_>) -> Result<Mounted, Error> {
     let place = Place::of_pod(&task.node.root, task.uid(), &task.persistent.spec_name);
-    let stands = stands(&place).await?;
+    let stands = stands(task).await?;
     if !stands || volume.policy.republishes() {
         let published = publish(task, volume, &place, stands).await;
         match published {
@@ -42,8 +42,8 @@ pub(super) async fn set_up(task: &Task<'_>, volume: &Volume<'_>) -> Result<Mount
 }
 
 /// Whether the volume is published as it should be, since the machine was started.
-async fn stands(place: &Place) -> Result<bool, Error> {
-    let place = place.clone();
+pub(super) async fn stands(task: &Task<'_>) -> Result<bool, Error> {
+    let place = Place::of_pod(&task.node.root, task.uid(), &task.persistent.spec_name);
     blocking(move || {
         let done = Notes::read(&place.dir)?.is_some_and(|notes| notes.is_done());
         Ok(done && Table::read()?.has(&place.mount))
@@ -165,7 +165,7 @@ async fn republish_once(task: &Task<'_>) -> Result<(), Error> {
         _ => return Ok(()),
     };
     let place = Place::of_pod(&task.node.root, task.uid(), &task.persistent.spec_name);
-    if volume.policy.republishes() && stands(&place).await? {
+    if volume.policy.republishes() && stands(task).await? {
         publish(task, &volume, &place, true).await?;
     }
     Ok(())

@@ -64,7 +64,9 @@ impl Notes {
     pub(super) fn read(dir: &Path) -> Result<Option<Self>, Error> {
         let path = dir.join(FILE);
         let text = match fs::read(&path) {
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
                 return Ok(None);
             }
             text => text.map_err(|error| Error::io("read", &path, error))?,

@@ -13,9 +13,9 @@ use longshore_pod::spec;
 use super::super::Error;
 use super::super::persistent::Task;
 use super::api::SecretName;
+use super::notes::Notes;
 use super::paths::{attachment_name, device_name, inline_handle};
 use super::policy::{EPHEMERAL, GroupPolicy, PERSISTENT, Policy};
-use super::notes::Notes;
 use super::selinux;
 
 /// What volumes without an access mode are taken for, as those that pods describe.
@@ -87,11 +87,7 @@ impl<'a> Volume<'a> {
         })
     }
 
-    async fn of_driver(
-        task: &Task<'_>,
-        name: &str,
-        mode: &'static str,
-    ) -> Result<Self, Error> {
+    async fn of_driver(task: &Task<'_>, name: &str, mode: &'static str) -> Result<Self, Error> {
         let csi = &task.node.csi;
         let driver = csi.driver(name)?;
         let policy = csi.policy(name).await?;
@@ -119,7 +115,7 @@ impl<'a> Volume<'a> {
 
     /// The note of the volume where it is published or mapped.
     pub(super) fn notes(&self, task: &Task<'_>) -> Notes {
-        let (driver, node) = (self.driver.name(), &task.node.csi.node_name);
+        let (driver, node) = (self.driver.name(), task.node.csi.node_name());
         let attachment = attachment_name(&self.handle, driver, node);
         Notes::new(driver, &self.handle).on_node(&task.persistent.spec_name, node, &attachment)
     }
@@ -153,9 +149,8 @@ impl<'a> Volume<'a> {
             return false;
         }
         let modes = &task.persistent.access_modes;
-        let one_writer = || {
-            self.is_inline() || modes.iter().any(|mode| mode.starts_with(READ_WRITE_ONCE))
-        };
+        let one_writer =
+            || self.is_inline() || modes.iter().any(|mode| mode.starts_with(READ_WRITE_ONCE));
         match self.policy.group() {
             GroupPolicy::None => false,
             GroupPolicy::File => true,

@@ -63,9 +63,7 @@ pub(in crate::volumes) async fn stats(
 
 impl Usage {
     pub(super) fn of(told: &NodeGetVolumeStatsResponse) -> Self {
-        let of = |unit: Unit| {
-            told.usage.iter().rfind(|usage| usage.unit() == unit).map(Amount::of)
-        };
+        let of = |unit: Unit| told.usage.iter().rfind(|usage| usage.unit() == unit).map(Amount::of);
         let condition = told.volume_condition.as_ref().filter(|condition| condition.abnormal);
         Self {
             bytes: of(Unit::Bytes),

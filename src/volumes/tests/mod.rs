@@ -1,11 +1,18 @@
 //! Tests on real file systems and mounts (as root), with the API scripted.
 
 mod atomic;
+mod claims;
 mod host_path;
+mod iscsi;
+mod local;
+mod nfs;
+mod ownership;
 mod pods;
 mod pure;
 mod remove;
+mod sequences;
 mod sub_path;
+mod world;
 
 use std::fs;
 use std::path::{Path, PathBuf};

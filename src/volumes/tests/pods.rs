@@ -13,8 +13,11 @@ use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use serde_json::{Value, json};
 
 use super::{Root, pod, read};
+use crate::events::Recorder;
 use crate::objects::Objects;
 use crate::objects::fake::FakeApi;
+use crate::plugins::Drivers;
+use crate::runtime::Announcer;
 use crate::volumes::{SubPath, Volumes};
 
 struct Node {
@@ -60,7 +63,10 @@ fn volumes(root: &Root, objects: &Objects) -> Volumes {
         ("memory".to_owned(), Quantity("512Mi".to_owned())),
         ("cpu".to_owned(), Quantity("2".to_owned())),
     ]);
-    Volumes::new(root.path(), objects.clone(), allocatable, &Registry::default())
+    let announcer = Announcer::new(Recorder::start(None, "n1").0);
+    let (objects, registry) = (objects.clone(), Registry::default());
+    let drivers = Drivers::new("n1", &registry);
+    Volumes::new(root.path(), objects, allocatable, announcer, drivers, &registry)
 }
 
 fn is_memory(path: &PathBuf) -> bool {

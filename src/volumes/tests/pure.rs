@@ -155,12 +155,12 @@ fn other_kinds_are_named() {
             json!({"name": "x", "persistentVolumeClaim": {"claimName": "c"}}),
             "persistentVolumeClaim",
         ),
-        (json!({"name": "x", "gitRepo": {"repository": "r"}}), "gitRepo"),
+        (json!({"name": "x", "glusterfs": {"endpoints": "e", "path": "p"}}), "glusterfs"),
         (json!({"name": "x"}), "unknown"),
     ];
     for (source, kind) in cases {
         let volume = volume(source);
-        let error = Source::of(&volume).err().unwrap().to_string();
+        let error = Source::of(&volume, None).err().unwrap().to_string();
         assert_eq!(error, format!("volume \"x\": kind {kind} is not supported yet"));
     }
 }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, PodSpec};
+use k8s_openapi::api::core::v1::{
+    NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec,
+};
 
 /// Labels by key.
 pub(super) type Labels = BTreeMap<String, String>;
@@ -14,9 +16,17 @@ pub(super) fn matches(pod_spec: &PodSpec, name: &str, labels: &Labels) -> bool {
     let required = affinity
         .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
     selector.all(|(key, value)| labels.get(key) == Some(value))
-        && required.is_none_or(|required| {
-            required.node_selector_terms.iter().any(|term| fulfils(term, name, labels))
-        })
+        && required.is_none_or(|required| selects_node(required, name, labels))
+}
+
+/// Whether a node of that name with those labels is one that the selector selects, such as that of
+/// the nodes from which a volume can be reached.
+pub fn selects_node(
+    selector: &NodeSelector,
+    name: &str,
+    labels: &BTreeMap<String, String>,
+) -> bool {
+    selector.node_selector_terms.iter().any(|term| fulfils(term, name, labels))
 }
 
 /// Whether all that a term requires is given. An empty one wants no node; neither does one that

@@ -23,6 +23,7 @@ use crate::status::Verdict;
 
 pub use crate::eviction::NodePressure;
 pub use abilities::Abilities;
+pub use affinity::selects_node;
 pub use amounts::Amounts;
 pub use fit::NodeView;
 pub use ledger::{Ledger, Seat, Ticket};

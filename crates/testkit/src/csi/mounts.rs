@@ -108,7 +108,12 @@ pub(super) fn usage(path: &Path) -> Result<Vec<VolumeUsage>, Status> {
     };
     let bytes = |blocks: u64| blocks.saturating_mul(stat.fragment_size());
     Ok(vec![
-        usage(Unit::Bytes, bytes(stat.blocks()), bytes(stat.blocks_free()), bytes(stat.blocks_available())),
+        usage(
+            Unit::Bytes,
+            bytes(stat.blocks()),
+            bytes(stat.blocks_free()),
+            bytes(stat.blocks_available()),
+        ),
         usage(Unit::Inodes, stat.files(), stat.files_free(), stat.files_available()),
     ])
 }

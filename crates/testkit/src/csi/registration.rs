@@ -14,10 +14,7 @@ pub(super) struct Announcement(pub(super) Arc<State>);
 
 #[async_trait]
 impl Registration for Announcement {
-    async fn get_info(
-        &self,
-        _: Request<InfoRequest>,
-    ) -> Result<Response<PluginInfo>, Status> {
+    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
         self.0.meet("GetInfo").await?.due().await;
         let options = self.0.lock().options.clone();
         Ok(Response::new(PluginInfo {

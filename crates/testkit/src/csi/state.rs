@@ -94,8 +94,7 @@ impl State {
 
     /// Has the fault of a call happen.
     pub(super) async fn meet(&self, method: &str) -> Result<Reply, Status> {
-        let planned =
-            self.lock().faults.get(method).map(|p| (p.fault.clone(), p.released.clone()));
+        let planned = self.lock().faults.get(method).map(|p| (p.fault.clone(), p.released.clone()));
         match planned {
             None => Ok(Reply(None)),
             Some((Fault::Error(code, message), _)) => Err(Status::new(code, message)),

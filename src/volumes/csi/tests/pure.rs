@@ -67,12 +67,23 @@ fn notes_are_read_back_also_those_of_other_kubelets() {
     assert_eq!(read.volume(&dir).unwrap(), ("d", "h"));
     let text: BTreeMap<String, String> =
         serde_json::from_slice(&fs::read(dir.join(FILE)).unwrap()).unwrap();
-    let fields = ["specVolID", "volumeHandle", "driverName", "nodeName", "attachmentID", "volumeLifecycleMode"];
+    let fields = [
+        "specVolID",
+        "volumeHandle",
+        "driverName",
+        "nodeName",
+        "attachmentID",
+        "volumeLifecycleMode",
+    ];
     let values = fields.map(|field| text[field].as_str());
     assert_eq!(values, ["pv", "h", "d", "n1", "csi-1", "Persistent"]);
 
     // As the Go kubelet leaves it; and in an earlier boot of the machine.
-    fs::write(dir.join(FILE), "{\"driverName\":\"d\",\"volumeHandle\":\"h\",\"volumeLifecycleMode\":\"Ephemeral\"}\n").unwrap();
+    fs::write(
+        dir.join(FILE),
+        "{\"driverName\":\"d\",\"volumeHandle\":\"h\",\"volumeLifecycleMode\":\"Ephemeral\"}\n",
+    )
+    .unwrap();
     let read = Notes::read(&dir).unwrap().unwrap();
     assert!(!read.is_done() && read.is_inline());
     fs::write(dir.join(FILE), "{\"driverName\":\"d\",\"doneInBoot\":\"an earlier one\"}").unwrap();
@@ -99,12 +110,28 @@ fn a_driver_makes_volumes_of_the_lives_that_it_names() {
     let inline = policy(json!({"volumeLifecycleModes": ["Ephemeral"]}));
     for (policy, mode, error) in [
         (&none, PERSISTENT, None),
-        (&none, EPHEMERAL, Some("volume mode \"Ephemeral\" not supported by driver d (no CSIDriver object)")),
+        (
+            &none,
+            EPHEMERAL,
+            Some("volume mode \"Ephemeral\" not supported by driver d (no CSIDriver object)"),
+        ),
         (&silent, PERSISTENT, None),
-        (&silent, EPHEMERAL, Some("volume mode \"Ephemeral\" not supported by driver d (only supports [\"Persistent\"])")),
+        (
+            &silent,
+            EPHEMERAL,
+            Some(
+                "volume mode \"Ephemeral\" not supported by driver d (only supports [\"Persistent\"])",
+            ),
+        ),
         (&both, PERSISTENT, None),
         (&both, EPHEMERAL, None),
-        (&inline, PERSISTENT, Some("volume mode \"Persistent\" not supported by driver d (only supports [\"Ephemeral\"])")),
+        (
+            &inline,
+            PERSISTENT,
+            Some(
+                "volume mode \"Persistent\" not supported by driver d (only supports [\"Ephemeral\"])",
+            ),
+        ),
     ] {
         let found = policy.check(mode, "d").err().map(|error| error.to_string());
         assert_eq!(found.as_deref(), error);
@@ -135,10 +162,7 @@ fn attachments_are_judged() {
         (json!({}), Judgement::NotYet),
         (json!({"status": {"attached": false}}), Judgement::NotYet),
         (json!({"status": {"attached": true}}), Judgement::Attached(BTreeMap::new())),
-        (
-            json!({"status": {"attached": true, "attachmentMetadata": {"path": "/dev/x"}}}),
-            attached,
-        ),
+        (json!({"status": {"attached": true, "attachmentMetadata": {"path": "/dev/x"}}}), attached),
         (
             json!({"status": {"attached": false, "attachError": {"message": "no slot"}}}),
             Judgement::Failed("no slot".to_owned()),
@@ -160,7 +184,8 @@ fn attachments_are_judged() {
 
 #[test]
 fn the_claim_says_whether_the_node_is_to_resize() {
-    let expand = |size: &str, accounted| Step::Expand { size: Quantity(size.to_owned()), accounted };
+    let expand =
+        |size: &str, accounted| Step::Expand { size: Quantity(size.to_owned()), accounted };
     for (status, expected) in [
         (json!({"capacity": {"storage": "2Gi"}}), Step::None),
         (json!({"capacity": {"storage": "1Gi"}}), expand("2Gi", false)),
@@ -184,7 +209,10 @@ fn the_claim_says_whether_the_node_is_to_resize() {
             json!({"capacity": {"storage": "1Gi"}, "allocatedResourceStatuses": {"storage": "NodeResizeInfeasible"}}),
             Step::None,
         ),
-        (json!({"capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "2Gi"}}), Step::None),
+        (
+            json!({"capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "2Gi"}}),
+            Step::None,
+        ),
     ] {
         let parsed: PersistentVolumeClaimStatus = serde_json::from_value(status.clone()).unwrap();
         assert_eq!(step(&parsed, &Quantity("2Gi".to_owned())), expected, "{status}");
@@ -252,11 +280,15 @@ proptest! {
 #[test]
 fn labels_are_asked_for_by_the_whole_pod_or_not_at_all() {
     use super::super::selinux::options;
-    let pod = |spec: Value| serde_json::from_value::<Pod>(json!({"metadata": {}, "spec": spec})).unwrap();
+    let pod =
+        |spec: Value| serde_json::from_value::<Pod>(json!({"metadata": {}, "spec": spec})).unwrap();
     let level = |text: &str| json!({"seLinuxOptions": {"level": text}});
     for (spec, expected) in [
         (json!({"containers": [{"name": "a"}]}), None),
-        (json!({"securityContext": level("s0:c1"), "containers": [{"name": "a"}, {"name": "b"}]}), Some("s0:c1")),
+        (
+            json!({"securityContext": level("s0:c1"), "containers": [{"name": "a"}, {"name": "b"}]}),
+            Some("s0:c1"),
+        ),
         (json!({"containers": [{"name": "a", "securityContext": level("s0:c2")}]}), Some("s0:c2")),
         (
             json!({"securityContext": level("s0:c1"), "containers": [{"name": "a"}, {"name": "b", "securityContext": level("s0:c2")}]}),

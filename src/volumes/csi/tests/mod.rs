@@ -1,0 +1,3 @@
+//! Volumes of a driver of our own, on real mounts (as root), with an apiserver of a few lines.
+
+mod pure;

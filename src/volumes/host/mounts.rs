@@ -1,0 +1,237 @@
+//! The kernel's table of mounts, and mounts made by system calls.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
+use nix::sys::statvfs::{FsFlags, statvfs};
+
+use crate::volumes::error::Error;
+
+const TABLE: &str = "/proc/self/mountinfo";
+
+/// One line of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mount {
+    /// Where it is mounted.
+    point: PathBuf,
+    /// What is mounted: `major:minor` of the file system, and the path of the root in it.
+    what: (OsString, OsString),
+}
+
+/// The mounts of the node at one moment.
+#[derive(Clone, Debug, Default)]
+pub(in crate::volumes) struct Table {
+    mounts: Vec<Mount>,
+}
+
+impl Table {
+    pub(in crate::volumes) fn read() -> Result<Self, Error> {
+        let text = fs::read(TABLE).map_err(|error| Error::io("read", Path::new(TABLE), error))?;
+        Ok(Self::parse(&text))
+    }
+
+    fn parse(text: &[u8]) -> Self {
+        let mounts = text.split(|byte| *byte == b'\n').filter_map(|line| {
+            let mut fields = line.split(|byte| *byte == b' ');
+            let device = OsStr::from_bytes(fields.nth(2)?).to_owned();
+            let root = unescaped(fields.next()?);
+            Some(Mount { point: unescaped(fields.next()?).into(), what: (device, root) })
+        });
+        Self { mounts: mounts.collect() }
+    }
+
+    /// Whether something is mounted at that very path.
+    pub(in crate::volumes) fn has(&self, path: &Path) -> bool {
+        self.mounts.iter().any(|mount| mount.point == path)
+    }
+
+    /// The other places where what is mounted at that path is mounted too.
+    pub(in crate::volumes) fn twins(&self, path: &Path) -> Vec<&Path> {
+        // The last one covers the others.
+        let of_path = self.mounts.iter().rfind(|mount| mount.point == path);
+        let Some(Mount { what, .. }) = of_path else { return Vec::new() };
+        let same = self.mounts.iter().filter(|mount| mount.what == *what && mount.point != path);
+        same.map(|mount| mount.point.as_path()).collect()
+    }
+
+    /// The places of that name where something is mounted.
+    pub(in crate::volumes) fn named<'t>(&'t self, name: &'t str) -> impl Iterator<Item = &'t Path> {
+        let points = self.mounts.iter().map(|mount| mount.point.as_path());
+        points.filter(move |point| point.file_name().is_some_and(|own| own == name))
+    }
+
+    /// The places where a directory is mounted, be it a mount itself or in one.
+    pub(in crate::volumes) fn binds(&self, directory: &Path) -> Vec<&Path> {
+        let Some(what) = self.what(directory) else { return Vec::new() };
+        let same = self.mounts.iter().filter(|mount| mount.what == what);
+        same.map(|mount| mount.point.as_path()).filter(|point| *point != directory).collect()
+    }
+
+    /// What a bind of that directory would show as.
+    fn what(&self, directory: &Path) -> Option<(OsString, OsString)> {
+        let holds = |mount: &&Mount| directory.starts_with(&mount.point);
+        let holder = self.mounts.iter().enumerate().filter(|(_, mount)| holds(mount));
+        let (_, holder) =
+            holder.max_by_key(|(index, mount)| (mount.point.components().count(), *index))?;
+        let inside = directory.strip_prefix(&holder.point).ok()?;
+        let (device, root) = &holder.what;
+        let root = match inside.as_os_str().is_empty() {
+            true => root.clone(),
+            false => Path::new(root).join(inside).into_os_string(),
+        };
+        Some((device.clone(), root))
+    }
+
+    /// The places below a directory where something is mounted.
+    #[cfg(test)]
+    pub(in crate::volumes) fn below(&self, directory: &Path) -> Vec<PathBuf> {
+        let below = self.mounts.iter().filter(|mount| mount.point.starts_with(directory));
+        below.map(|mount| mount.point.clone()).collect()
+    }
+}
+
+/// Octal escapes stand for blanks and the like.
+fn unescaped(field: &[u8]) -> OsString {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [first, tail @ ..] = rest {
+        let code = tail.get(..3).and_then(|code| std::str::from_utf8(code).ok());
+        let code = code.and_then(|code| u8::from_str_radix(code, 8).ok());
+        match code.filter(|_| *first == b'\\') {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = tail.get(3..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    OsString::from_vec(bytes)
+}
+
+/// How a bind differs from what it shows: the flags to set and those to clear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::volumes) struct BindOptions {
+    set: MsFlags,
+    clear: MsFlags,
+}
+
+impl BindOptions {
+    /// As what it shows.
+    pub(in crate::volumes) fn none() -> Self {
+        Self { set: MsFlags::empty(), clear: MsFlags::empty() }
+    }
+
+    /// Of the mount options of a volume. What only means something to a new mount is an error.
+    pub(in crate::volumes) fn of(options: &[String], read_only: bool) -> Result<Self, Error> {
+        let read_only = if read_only { MsFlags::MS_RDONLY } else { MsFlags::empty() };
+        let mut flags = Self { set: read_only, clear: MsFlags::empty() };
+        for option in options.iter().flat_map(|option| option.split(',')) {
+            let (set, clear) = match option {
+                "" | "bind" | "rw" | "defaults" => continue,
+                "ro" => (MsFlags::MS_RDONLY, MsFlags::empty()),
+                "nosuid" => (MsFlags::MS_NOSUID, MsFlags::empty()),
+                "suid" => (MsFlags::empty(), MsFlags::MS_NOSUID),
+                "nodev" => (MsFlags::MS_NODEV, MsFlags::empty()),
+                "dev" => (MsFlags::empty(), MsFlags::MS_NODEV),
+                "noexec" => (MsFlags::MS_NOEXEC, MsFlags::empty()),
+                "exec" => (MsFlags::empty(), MsFlags::MS_NOEXEC),
+                "noatime" => (MsFlags::MS_NOATIME, MsFlags::MS_RELATIME),
+                "nodiratime" => (MsFlags::MS_NODIRATIME, MsFlags::empty()),
+                "relatime" => (MsFlags::MS_RELATIME, MsFlags::MS_NOATIME),
+                other => return Err(Error::MountOption(other.to_owned())),
+            };
+            flags.set |= set;
+            flags.clear |= clear;
+        }
+        Ok(flags)
+    }
+}
+
+/// Mounts a file or directory at another path, which must be there.
+pub(in crate::volumes) fn bind(from: &Path, to: &Path, options: BindOptions) -> Result<(), Error> {
+    let none = None::<&str>;
+    let fail = |action| move |errno: Errno| Error::io(action, to, errno);
+    mount(Some(from), to, none, MsFlags::MS_BIND, none).map_err(fail("bind a volume to"))?;
+    let BindOptions { set, clear } = options;
+    if set.is_empty() && clear.is_empty() {
+        return Ok(());
+    }
+    // A remount says all flags anew.
+    let kept = statvfs(to).map_err(fail("look at"))?.flags();
+    let kept = [
+        (FsFlags::ST_RDONLY, MsFlags::MS_RDONLY),
+        (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
+        (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
+        (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
+        (FsFlags::ST_NOATIME, MsFlags::MS_NOATIME),
+        (FsFlags::ST_NODIRATIME, MsFlags::MS_NODIRATIME),
+        (FsFlags::ST_RELATIME, MsFlags::MS_RELATIME),
+    ]
+    .into_iter()
+    .filter(|(own, _)| kept.contains(*own))
+    .fold(MsFlags::empty(), |flags, (_, flag)| flags | flag);
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | kept.difference(clear) | set;
+    let remounted = mount(none, to, none, flags, none).map_err(fail("set the options of"));
+    // A volume that is to be read only must not be there otherwise.
+    remounted.or_else(|error| super::super::remove::unmount(to).and(Err(error)))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn table(lines: &[&str]) -> Table {
+        Table::parse(lines.join("\n").as_bytes())
+    }
+
+    #[test]
+    fn mounts_of_the_same_are_known_by_device_and_root() {
+        let table = table(&[
+            "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw",
+            "23 22 8:1 /srv/data /pods/u1/vol rw - ext4 /dev/sda1 rw",
+            r"24 22 8:1 /srv/data /pods/u2/a\040blank rw - ext4 /dev/sda1 rw",
+            "25 22 8:1 /srv/data/sub /pods/u3/vol rw - ext4 /dev/sda1 rw",
+            "26 22 7:0 / /global rw - ext4 /dev/loop0 rw",
+            "27 22 7:0 / /pods/u4/vol rw - ext4 /dev/loop0 rw",
+            "broken",
+        ]);
+        let binds = |path: &str| table.binds(Path::new(path));
+        assert_eq!(binds("/srv/data"), [Path::new("/pods/u1/vol"), Path::new("/pods/u2/a blank")]);
+        assert_eq!(binds("/srv/data/sub"), [Path::new("/pods/u3/vol")]);
+        assert_eq!(binds("/srv/other"), Vec::<&Path>::new());
+        assert_eq!(binds("/global"), [Path::new("/pods/u4/vol")]);
+        assert_eq!(table.twins(Path::new("/pods/u4/vol")), [Path::new("/global")]);
+        assert!(table.has(Path::new("/pods/u2/a blank")));
+        assert!(!table.has(Path::new("/pods/u2")));
+    }
+
+    #[test]
+    fn options_become_flags_or_are_refused() {
+        let of = |options: &[&str], read_only| {
+            let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+            BindOptions::of(&options, read_only).map_err(|error| error.to_string())
+        };
+        assert_eq!(of(&[], false), Ok(BindOptions::none()));
+        let set = MsFlags::MS_RDONLY | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
+        let clear = MsFlags::MS_RELATIME;
+        assert_eq!(of(&["noexec,noatime", "rw"], true), Ok(BindOptions { set, clear }));
+        let refused = Err("mount option \"hard\" cannot be applied to a bind mount".to_owned());
+        assert_eq!(of(&["hard"], false), refused);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read(text: Vec<u8>) {
+            let table = Table::parse(&text);
+            table.binds(Path::new("/x"));
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Volumes whose data outlives the pod, and how each kind is set up. What leads there, a claim or
+//! the pod itself, makes no difference from here on.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{
+    CSIPersistentVolumeSource, CSIVolumeSource, HostPathVolumeSource, LocalVolumeSource,
+    NFSVolumeSource, NodeSelector, PersistentVolumeSpec, Pod, Volume,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use longshore_pod::spec;
+
+use super::claims::Bound;
+use super::devices::Devices;
+use super::error::{self, Error};
+use super::iscsi::{self, Disk};
+use super::ownership::Ownership;
+use super::{Inner, Mounted, Volumes, csi, host_path, layout, local, nfs};
+
+/// A persistent volume as one pod wants it.
+#[derive(Clone, Debug)]
+pub(super) struct Persistent {
+    /// The PersistentVolume's name, or for a volume that the pod itself describes, the volume's.
+    /// Its directory below the pod's is named by it.
+    pub(super) spec_name: String,
+    pub(super) source: PersistentSource,
+    pub(super) access_modes: Vec<String>,
+    pub(super) mount_options: Vec<String>,
+    /// Whether the pod, or the source, asks to only read it.
+    pub(super) read_only: bool,
+    /// Whether containers are given the device and not what is on it.
+    pub(super) block: bool,
+    /// The nodes from which it can be reached, where not from all.
+    pub(super) reachable: Option<NodeSelector>,
+    /// What the volume holds, and what its claim was told that it does.
+    pub(super) capacity: Option<Quantity>,
+    pub(super) claim_capacity: Option<Quantity>,
+    /// The name of the claim that leads there.
+    pub(super) claim: Option<String>,
+}
+
+/// What holds the data.
+#[derive(Clone, Debug)]
+pub(super) enum PersistentSource {
+    HostPath(HostPathVolumeSource),
+    Local(LocalVolumeSource),
+    Nfs(NFSVolumeSource),
+    Iscsi(Disk),
+    Csi(Box<CSIPersistentVolumeSource>),
+    /// A volume of a driver that lives as long as its pod.
+    CsiInline(CSIVolumeSource),
+}
+
+impl Persistent {
+    /// The volume that a claim is bound to.
+    pub(super) fn of_claim(bound: &Bound) -> Result<Self, Error> {
+        let unknown = PersistentVolumeSpec::default();
+        let spec = bound.volume.spec.as_ref().unwrap_or(&unknown);
+        let source = None
+            .or(spec.host_path.clone().map(PersistentSource::HostPath))
+            .or(spec.local.clone().map(PersistentSource::Local))
+            .or(spec.nfs.clone().map(PersistentSource::Nfs))
+            .or(spec.iscsi.as_ref().map(|source| PersistentSource::Iscsi(Disk::of_volume(source))))
+            .or(spec.csi.clone().map(|source| PersistentSource::Csi(Box::new(source))));
+        let of_source = match &source {
+            Some(PersistentSource::Nfs(source)) => source.read_only,
+            Some(PersistentSource::Iscsi(disk)) => Some(disk.read_only),
+            _ => None,
+        };
+        let status = bound.claim.status.as_ref();
+        let storage = |amounts: Option<&std::collections::BTreeMap<String, Quantity>>| {
+            amounts.and_then(|amounts| amounts.get("storage")).cloned()
+        };
+        let affinity = spec.node_affinity.as_ref();
+        Ok(Self {
+            spec_name: bound.volume.metadata.name.clone().unwrap_or_default(),
+            source: source.ok_or_else(|| unsupported(spec))?,
+            access_modes: spec.access_modes.clone().unwrap_or_default(),
+            mount_options: spec.mount_options.clone().unwrap_or_default(),
+            read_only: bound.read_only || of_source.unwrap_or(false),
+            block: bound.is_block(),
+            reachable: affinity.and_then(|affinity| affinity.required.clone()),
+            capacity: storage(spec.capacity.as_ref()),
+            claim_capacity: storage(status.and_then(|status| status.capacity.as_ref())),
+            claim: bound.claim.metadata.name.clone(),
+        })
+    }
+
+    /// The volume that a pod itself describes; `None` if it is of another kind.
+    pub(super) fn of_pod(volume: &Volume) -> Option<Self> {
+        let source = None
+            .or(volume.nfs.clone().map(PersistentSource::Nfs))
+            .or(volume.iscsi.as_ref().map(|source| PersistentSource::Iscsi(Disk::of_pod(source))))
+            .or(volume.csi.clone().map(PersistentSource::CsiInline))?;
+        let read_only = match &source {
+            PersistentSource::Nfs(source) => source.read_only.unwrap_or(false),
+            PersistentSource::Iscsi(disk) => disk.read_only,
+            PersistentSource::CsiInline(source) => source.read_only.unwrap_or(false),
+            _ => false,
+        };
+        Some(Self {
+            spec_name: volume.name.clone(),
+            source,
+            access_modes: Vec::new(),
+            mount_options: Vec::new(),
+            read_only,
+            block: false,
+            reachable: None,
+            capacity: None,
+            claim_capacity: None,
+            claim: None,
+        })
+    }
+
+    /// Why it could not be set up, in upstream's words.
+    pub(super) fn failed(&self, error: Error) -> Error {
+        let operation = match (&error, self.block) {
+            (Error::OtherNodes, false) => error::CHECK,
+            (Error::OtherNodes, true) => error::MAP_CHECK,
+            (Error::Csi(error), block) => error.operation(block),
+            (_, true) => error::MAP,
+            (_, false) => error::SET_UP,
+        };
+        error.of_volume(operation, &self.spec_name)
+    }
+
+    /// The name of what sets it up, as upstream counts it.
+    pub(super) fn plugin(&self) -> &'static str {
+        match self.source {
+            PersistentSource::HostPath(_) => "kubernetes.io/host-path",
+            PersistentSource::Local(_) => local::PLUGIN,
+            PersistentSource::Nfs(_) => "kubernetes.io/nfs",
+            PersistentSource::Iscsi(_) => iscsi::PLUGIN,
+            PersistentSource::Csi(_) | PersistentSource::CsiInline(_) => "kubernetes.io/csi",
+        }
+    }
+}
+
+/// One volume to be set up for one pod.
+pub(super) struct Task<'a> {
+    pub(super) node: &'a Arc<Inner>,
+    pub(super) pod: &'a Pod,
+    pub(super) persistent: &'a Persistent,
+}
+
+impl Task<'_> {
+    pub(super) fn uid(&self) -> &str {
+        spec::uid(self.pod)
+    }
+
+    pub(super) fn devices(&self) -> &Devices {
+        &self.node.devices
+    }
+
+    /// Gives what lies at a path to the pod's group, as its policy says.
+    pub(super) async fn give_to_group(&self, path: PathBuf) -> Result<(), Error> {
+        let Some(ownership) = Ownership::of_pod(self.pod, self.persistent.read_only) else {
+            return Ok(());
+        };
+        ownership.apply(path, self.pod, &self.node.announcer).await
+    }
+
+    fn check_reachable(&self) -> Result<(), Error> {
+        let Some(selector) = &self.persistent.reachable else { return Ok(()) };
+        let Some(node) = self.devices().node() else { return Ok(()) };
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        let labels = node.metadata.labels.clone().unwrap_or_default();
+        match longshore_pod::admission::selects_node(selector, name, &labels) {
+            true => Ok(()),
+            false => Err(Error::OtherNodes),
+        }
+    }
+}
+
+impl Volumes {
+    /// Sets up a persistent volume. What is begun goes on when nobody waits for it any more, so
+    /// that no tool, driver or mount is left half-way.
+    pub(super) async fn set_up_persistent(
+        &self,
+        pod: &Pod,
+        persistent: &Persistent,
+    ) -> Result<Mounted, Error> {
+        layout::component("volume name", &persistent.spec_name)?;
+        layout::component("pod UID", spec::uid(pod))?;
+        if let PersistentSource::Csi(source) = &persistent.source {
+            let task = Task { node: &self.inner, pod, persistent };
+            csi::until_attached(&task, source).await?;
+        }
+        let guard = self.lock(spec::uid(pod)).read_owned().await;
+        let (inner, pod, persistent) = (Arc::clone(&self.inner), pod.clone(), persistent.clone());
+        let work = tokio::spawn(async move {
+            let _guard = guard;
+            let task = Task { node: &inner, pod: &pod, persistent: &persistent };
+            task.check_reachable()?;
+            match &persistent.source {
+                PersistentSource::HostPath(source) => {
+                    let read_only = persistent.read_only;
+                    let mounted = host_path(source).await?;
+                    Ok(Mounted { read_only, ..mounted })
+                }
+                PersistentSource::Local(source) => local::set_up(&task, source).await,
+                PersistentSource::Nfs(source) => nfs::set_up(&task, source).await,
+                PersistentSource::Iscsi(disk) => iscsi::set_up(&task, disk).await,
+                PersistentSource::Csi(source) => csi::set_up(&task, source).await,
+                PersistentSource::CsiInline(source) => csi::set_up_inline(&task, source).await,
+            }
+        });
+        work.await.unwrap_or(Err(Error::Interrupted))
+    }
+}
+
+/// The drivers that have taken over kinds of volume which were part of Kubernetes once.
+const MIGRATED: [(&str, &str); 7] = [
+    ("awsElasticBlockStore", "ebs.csi.aws.com"),
+    ("azureDisk", "disk.csi.azure.com"),
+    ("azureFile", "file.csi.azure.com"),
+    ("cinder", "cinder.csi.openstack.org"),
+    ("gcePersistentDisk", "pd.csi.storage.gke.io"),
+    ("portworxVolume", "pxd.portworx.com"),
+    ("vsphereVolume", "csi.vsphere.vmware.com"),
+];
+
+fn unsupported(spec: &PersistentVolumeSpec) -> Error {
+    let fields = serde_json::to_value(spec).unwrap_or_default();
+    let migrated = MIGRATED.iter().find(|(kind, _)| fields.get(kind).is_some());
+    if let Some((kind, driver)) = migrated {
+        return Error::Migrated { kind, driver };
+    }
+    const OTHERS: [&str; 8] =
+        ["cephfs", "fc", "flexVolume", "flocker", "glusterfs", "quobyte", "rbd", "scaleIO"];
+    let kind = OTHERS.into_iter().find(|kind| fields.get(kind).is_some());
+    Error::UnsupportedPart(format!("persistent volume of kind {}", kind.unwrap_or("unknown")))
+}

@@ -1,0 +1,71 @@
+//! What a volume of a pod is made from.
+
+use k8s_openapi::api::core::v1::{
+    ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, HostPathVolumeSource,
+    ProjectedVolumeSource, SecretVolumeSource, Volume,
+};
+use serde::Serialize;
+
+use super::error::Error;
+use super::persistent::Persistent;
+
+/// The kinds of volume that the node sets up.
+pub(super) enum Source<'a> {
+    EmptyDir(&'a EmptyDirVolumeSource),
+    HostPath(&'a HostPathVolumeSource),
+    ConfigMap(&'a ConfigMapVolumeSource),
+    Secret(&'a SecretVolumeSource),
+    DownwardApi(&'a DownwardAPIVolumeSource),
+    Projected(&'a ProjectedVolumeSource),
+    /// Its data is not the pod's: a claim leads there, or the pod names it.
+    Persistent(&'a Persistent),
+}
+
+impl<'a> Source<'a> {
+    /// The source of a volume; `persistent` is what its claim, or the volume itself, leads to.
+    pub(super) fn of(
+        volume: &'a Volume,
+        persistent: Option<&'a Persistent>,
+    ) -> Result<Self, Error> {
+        if volume.git_repo.is_some() {
+            return Err(Error::GitRepo);
+        }
+        let source = persistent
+            .map(Self::Persistent)
+            .or(volume.empty_dir.as_ref().map(Self::EmptyDir))
+            .or(volume.host_path.as_ref().map(Self::HostPath))
+            .or(volume.config_map.as_ref().map(Self::ConfigMap))
+            .or(volume.secret.as_ref().map(Self::Secret))
+            .or(volume.downward_api.as_ref().map(Self::DownwardApi))
+            .or(volume.projected.as_ref().map(Self::Projected));
+        source.ok_or_else(|| Error::Unsupported {
+            volume: volume.name.clone(),
+            kind: kind_of(volume),
+        })
+    }
+
+    /// The name of what sets it up, as upstream counts it.
+    pub(super) fn plugin(&self) -> &'static str {
+        match self {
+            Self::EmptyDir(_) => "kubernetes.io/empty-dir",
+            Self::HostPath(_) => "kubernetes.io/host-path",
+            Self::ConfigMap(_) => "kubernetes.io/configmap",
+            Self::Secret(_) => "kubernetes.io/secret",
+            Self::DownwardApi(_) => "kubernetes.io/downward-api",
+            Self::Projected(_) => "kubernetes.io/projected",
+            Self::Persistent(persistent) => persistent.plugin(),
+        }
+    }
+
+    /// Whether the node puts data into it that can change.
+    pub(super) fn has_data(&self) -> bool {
+        !matches!(self, Self::EmptyDir(_) | Self::HostPath(_) | Self::Persistent(_))
+    }
+}
+
+/// What kind a volume or a projected source is of: the one field of the object that is set.
+pub(super) fn kind_of(object: &impl Serialize) -> String {
+    let fields = serde_json::to_value(object).unwrap_or_default();
+    let kind = fields.as_object().and_then(|fields| fields.keys().find(|key| *key != "name"));
+    kind.cloned().unwrap_or_else(|| "unknown".to_owned())
+}

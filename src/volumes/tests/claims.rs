@@ -1,0 +1,137 @@
+//! Claims that are not ready, in upstream's words, and pods that start once they are.
+
+use serde_json::{Value, json};
+
+use super::world::{World, pod_with};
+
+const OBJECT: &str = "/api/v1/persistentvolumes/pv-a";
+
+fn claim(change: impl Fn(&mut Value)) -> Value {
+    let mut claim = json!({
+        "metadata": {"name": "c-a", "namespace": "ns", "uid": "uid-a"},
+        "spec": {"volumeName": "pv-a"}, "status": {"phase": "Bound"},
+    });
+    change(&mut claim);
+    claim
+}
+
+#[tokio::test]
+async fn a_claim_that_is_not_ready_says_why() {
+    let world = World::start().await;
+    let pod = pod_with("u1", &["a"], json!({}));
+    let volume = |reference: Value| {
+        let path = world.root.path();
+        json!({"metadata": {"name": "pv-a"}, "spec": {"hostPath": {"path": path}, "claimRef": reference}})
+    };
+    let claims = [
+        (
+            claim(|c| c["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z")),
+            "PVC is being deleted",
+        ),
+        (claim(|c| c["status"]["phase"] = json!("Pending")), "PVC is not bound"),
+        (claim(|c| c["status"]["phase"] = json!("Lost")), "PVC is not bound"),
+        (claim(|c| c["spec"]["volumeName"] = json!("")), "PVC has empty pvc.Spec.VolumeName"),
+        (claim(|_| ()), "failed to fetch PV pv-a from API server: not found"),
+    ];
+    let prefix = "Unable to attach or mount volumes: unmounted volumes=[a], unattached volumes=[], \
+                  failed to process volumes=[a]: error processing PVC ns/c-a: ";
+    let error = world.mount(&pod).await.unwrap_err();
+    assert_eq!(error, format!("{prefix}failed to fetch PVC from API server: not found"));
+    for (claim, expected) in claims {
+        world.put_claim("a", claim);
+        assert_eq!(world.mount(&pod).await.unwrap_err(), format!("{prefix}{expected}"));
+    }
+    for (reference, expected) in [
+        (
+            json!(null),
+            "found PV object pv-a but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim",
+        ),
+        (
+            json!({"uid": "other"}),
+            "found PV object pv-a but its pv.Spec.ClaimRef.UID other does not point to claim.UID uid-a",
+        ),
+    ] {
+        world.api.put_at(OBJECT, volume(reference));
+        assert_eq!(world.mount(&pod).await.unwrap_err(), format!("{prefix}{expected}"));
+    }
+    world.api.put_at(OBJECT, volume(json!({"uid": "uid-a"})));
+    let mounts = world.mount(&pod).await.unwrap();
+    assert_eq!(mounts["a"].path, world.root.path());
+    world.remove("u1").await;
+    world.assert_clean();
+}
+
+#[tokio::test]
+async fn an_ephemeral_claim_must_be_the_pods_own() {
+    let world = World::start().await;
+    let pod = serde_json::from_value(json!({
+        "metadata": {"name": "c", "namespace": "ns", "uid": "u1"},
+        "spec": {"containers": [], "volumes": [{"name": "a", "ephemeral": {}}]},
+    }));
+    let pod = pod.unwrap();
+    world.claim("a", json!({"hostPath": {"path": world.root.path()}}));
+    let error = world.mount(&pod).await.unwrap_err();
+    assert!(
+        error.ends_with("PVC ns/c-a was not created for pod ns/c (pod is not owner)"),
+        "{error}"
+    );
+    let owner =
+        json!([{"apiVersion": "v1", "kind": "Pod", "name": "c", "uid": "u1", "controller": true}]);
+    world.put_claim("a", claim(|claim| claim["metadata"]["ownerReferences"] = owner.clone()));
+    assert_eq!(world.mount(&pod).await.unwrap()["a"].path, world.root.path());
+    world.remove("u1").await;
+}
+
+#[tokio::test]
+async fn a_volume_is_used_as_what_it_is() {
+    let world = World::start().await;
+    for (mode, field, path, expected) in [
+        (
+            "Block",
+            "volumeMounts",
+            "mountPath",
+            "volume a has volumeMode Block, but is specified in volumeMounts",
+        ),
+        (
+            "Filesystem",
+            "volumeDevices",
+            "devicePath",
+            "volume a has volumeMode Filesystem, but is specified in volumeDevices",
+        ),
+    ] {
+        world.claim("a", json!({"volumeMode": mode, "local": {"path": world.root.path()}}));
+        let mut pod = serde_json::to_value(pod_with("u1", &["a"], json!({}))).unwrap();
+        pod["spec"]["containers"] = json!([{"name": "main", field: [{"name": "a", path: "/x"}]}]);
+        let pod = serde_json::from_value(pod).unwrap();
+        let error = world.mount(&pod).await.unwrap_err();
+        assert!(error.ends_with(expected), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn kinds_that_nobody_sets_up_here_say_so() {
+    let world = World::start().await;
+    for (source, expected) in [
+        (
+            json!({"awsElasticBlockStore": {"volumeID": "vol-1"}}),
+            "MountVolume.SetUp failed for volume \"a\" : persistent volume of kind awsElasticBlockStore is served by the CSI driver ebs.csi.aws.com alone: describe the volume by its csi source",
+        ),
+        (
+            json!({"rbd": {"monitors": [], "image": "x"}}),
+            "MountVolume.SetUp failed for volume \"a\" : persistent volume of kind rbd is not supported yet",
+        ),
+    ] {
+        world.claim("a", source);
+        let error = world.mount(&pod_with("u1", &["a"], json!({}))).await.unwrap_err();
+        assert_eq!(error, expected);
+    }
+    let pod = serde_json::from_value(json!({
+        "metadata": {"name": "c", "namespace": "ns", "uid": "u1"},
+        "spec": {"containers": [], "volumes": [{"name": "a", "gitRepo": {"repository": "x"}}]},
+    }));
+    let error = world.mount(&pod.unwrap()).await.unwrap_err();
+    assert_eq!(
+        error,
+        "MountVolume.SetUp failed for volume \"a\" : git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling the feature-gate `GitRepoVolumeDriver`"
+    );
+}

@@ -1,0 +1,170 @@
+//! Local persistent volumes: directories, disks with a file system, and disks as they are.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use nix::sys::statvfs::{FsFlags, statvfs};
+use serde_json::{Value, json};
+
+use super::read;
+use super::world::{Disk, World, pod_with};
+
+const VOLUME: &str = "pods/u1/volumes/kubernetes.io~local-volume/pv-a";
+
+fn local(path: &Path, more: &Value) -> Value {
+    let mut spec = json!({"local": {"path": path}});
+    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    spec
+}
+
+#[tokio::test]
+async fn a_directory_is_bound_and_given_to_the_group() {
+    let mut world = World::start().await;
+    let file = world.root.write("data/sub/file", "x");
+    world.claim("a", local(&world.root.join("data"), &json!({"mountOptions": ["noexec"]})));
+    let pod = pod_with("u1", &["a"], json!({"fsGroup": 1234}));
+    let mounted = world.mount(&pod).await.unwrap()["a"].clone();
+    assert_eq!(mounted.path, world.node(VOLUME));
+    assert_eq!(read(mounted.path.join("sub/file")), "x");
+    assert!(statvfs(&mounted.path).unwrap().flags().contains(FsFlags::ST_NOEXEC));
+    let stat = fs::metadata(&file).unwrap();
+    assert_eq!((stat.gid(), stat.mode() & 0o660), (1234, 0o660));
+    assert_eq!(fs::metadata(world.root.join("data/sub")).unwrap().mode() & 0o7777, 0o2775);
+
+    // It stands: neither another start of the pod nor of the daemon mounts it once more.
+    world.restart();
+    assert_eq!(world.mount(&pod).await.unwrap()["a"], mounted);
+    assert_eq!(world.mounted().len(), 1);
+    assert_eq!(world.users().len(), 1);
+
+    world.restart();
+    world.remove("u1").await;
+    assert_eq!(fs::read_to_string(&file).unwrap(), "x");
+    world.assert_clean();
+}
+
+#[tokio::test]
+async fn a_volume_to_be_read_only_is() {
+    let world = World::start().await;
+    let file = world.root.write("data/file", "x");
+    world.claim("a", local(&world.root.join("data"), &json!({})));
+    let mut pod = serde_json::to_value(pod_with("u1", &["a"], json!({"fsGroup": 1234}))).unwrap();
+    pod["spec"]["volumes"][0]["persistentVolumeClaim"]["readOnly"] = json!(true);
+    let mounted = world.mount(&serde_json::from_value(pod).unwrap()).await.unwrap()["a"].clone();
+    assert!(mounted.read_only);
+    assert!(fs::write(mounted.path.join("file"), "y").is_err());
+    assert_ne!(fs::metadata(file).unwrap().gid(), 1234);
+    world.remove("u1").await;
+    world.assert_clean();
+}
+
+#[tokio::test]
+async fn what_cannot_be_used_says_why_and_leaves_nothing() {
+    let world = World::start().await;
+    let file = world.root.write("file", "x");
+    let missing = world.root.join("missing");
+    let failed = |why: &str| format!("MountVolume.SetUp failed for volume \"pv-a\" : {why}");
+    for (source, expected) in [
+        (
+            local(&missing, &json!({})),
+            format!(
+                "failed to look at {}: No such file or directory (os error 2)",
+                missing.display()
+            ),
+        ),
+        (
+            local(&file, &json!({})),
+            format!("only directory and block device are supported: {} is neither", file.display()),
+        ),
+        (
+            local(Path::new("/tmp/../etc"), &json!({})),
+            "invalid local volume path \"/tmp/../etc\": must not contain '..'".to_owned(),
+        ),
+        (
+            local(world.root.path(), &json!({"mountOptions": ["data=x"]})),
+            "mount option \"data=x\" cannot be applied to a bind mount".to_owned(),
+        ),
+    ] {
+        world.claim("a", source);
+        let error = world.mount(&pod_with("u1", &["a"], json!({}))).await.unwrap_err();
+        assert_eq!(error, failed(&expected));
+    }
+    world.remove("u1").await;
+    world.assert_clean();
+}
+
+#[tokio::test]
+async fn a_disk_is_formatted_once_and_mounted_for_all_its_pods() {
+    let mut world = World::start().await;
+    let disk = Disk::new(&world.root.join("disk"));
+    world.claim("a", local(&disk.device, &json!({})));
+    let [one, two] = ["u1", "u2"].map(|uid| pod_with(uid, &["a"], json!({"fsGroup": 1234})));
+    let (first, second) = tokio::join!(world.mount(&one), world.mount(&two));
+    fs::write(first.unwrap()["a"].path.join("file"), "kept").unwrap();
+    assert_eq!(read(second.unwrap()["a"].path.join("file")), "kept");
+    let global = "plugins/kubernetes.io/local-volume/mounts/pv-a";
+    assert!(world.mounted().contains(global), "{:?}", world.mounted());
+    assert_eq!(world.mounted().len(), 3);
+
+    world.remove("u1").await;
+    world.restart();
+    assert_eq!(world.mounted().len(), 2);
+    world.remove("u2").await;
+    world.assert_clean();
+
+    // What was on it stays there.
+    let again = world.mount(&one).await.unwrap();
+    assert_eq!(read(again["a"].path.join("file")), "kept");
+    world.remove("u1").await;
+    world.assert_clean();
+}
+
+#[tokio::test]
+async fn a_disk_as_it_is_is_linked_bound_and_held_open() {
+    let mut world = World::start().await;
+    let disk = Disk::new(&world.root.join("disk"));
+    world.claim("a", local(&disk.device, &json!({"volumeMode": "Block"})));
+    let [one, two] = ["u1", "u2"].map(|uid| pod_with(uid, &["a"], json!({})));
+    let mounted = world.mount(&one).await.unwrap()["a"].clone();
+    let link = world.node("pods/u1/volumeDevices/kubernetes.io~local-volume/pv-a");
+    assert_eq!(mounted.device.as_ref(), Some(&link));
+    assert_eq!(fs::read_link(&link).unwrap(), disk.device);
+    let bound = "plugins/kubernetes.io~local-volume/volumeDevices/pv-a/u1";
+    assert!(world.mounted().contains(bound), "{:?}", world.mounted());
+    let held = || {
+        fs::read_dir("/sys/block").unwrap().any(|device| {
+            let file = device.unwrap().path().join("loop/backing_file");
+            fs::read_to_string(file)
+                .is_ok_and(|file| file.trim() == world.node(bound).to_str().unwrap())
+        })
+    };
+    assert!(held());
+    world.mount(&two).await.unwrap();
+    assert_eq!(world.mount(&one).await.unwrap()["a"], mounted);
+    world.remove("u1").await;
+    assert!(!held());
+    assert_eq!(world.mounted().len(), 1);
+    world.restart();
+    world.remove("u2").await;
+    world.assert_clean();
+}
+
+#[tokio::test]
+async fn a_volume_of_other_nodes_is_not_mounted() {
+    let world = World::start().await;
+    let required = json!({"nodeSelectorTerms": [{"matchExpressions": [
+        {"key": "kubernetes.io/hostname", "operator": "In", "values": ["n2"]},
+    ]}]});
+    let affinity = json!({"nodeAffinity": {"required": required}});
+    world.claim("a", local(world.root.path(), &affinity));
+    let node = json!({"metadata": {"name": "n1", "labels": {"kubernetes.io/hostname": "n1"}}});
+    let node = std::sync::Arc::new(serde_json::from_value(node).unwrap());
+    let (_known, node) = tokio::sync::watch::channel(Some(node));
+    world.volumes.devices().follow_node(node);
+    let error = world.mount(&pod_with("u1", &["a"], json!({}))).await.unwrap_err();
+    assert_eq!(
+        error,
+        "MountVolume.NodeAffinity check failed for volume \"pv-a\" : no matching NodeSelectorTerms"
+    );
+}
