@@ -57,6 +57,7 @@ impl Devices {
 
     /// Waits until the node's status names the device as attached; gives the path it tells, which
     /// may be empty. Without an apiserver it waits for good.
+    #[allow(dead_code)] // for drivers whose volumes are attached
     pub(super) async fn attached(&self, device: &str) -> String {
         let Some(mut node) = self.inner.node.get().cloned() else {
             return std::future::pending().await;
