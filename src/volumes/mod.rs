@@ -41,7 +41,7 @@ use longshore_pod::spec;
 use tokio::sync::RwLock;
 
 pub use claims::ClaimError;
-pub use csi::Error as CsiError;
+pub use csi::{Amount, Error as CsiError, Usage};
 pub use devices::Devices;
 pub use error::Error;
 pub use ownership::Ownership;
@@ -138,6 +138,17 @@ impl Volumes {
     /// Takes back what an earlier daemon has left of volumes that no pod uses any more.
     pub async fn unstage_unused(self) {
         csi::recover(&self.inner).await;
+    }
+
+    /// How full a volume of a pod is, by the name that it has among the node's, as its driver tells;
+    /// `None`: no driver does, so that its file system may be asked.
+    pub async fn told_by_driver(
+        &self,
+        uid: &str,
+        volume: &str,
+        block: bool,
+    ) -> Result<Option<Usage>, Error> {
+        csi::stats(&self.inner, uid, volume, block).await
     }
 
     /// Where a pod's directory is or would be.

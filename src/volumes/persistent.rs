@@ -20,7 +20,6 @@ use super::{Inner, Mounted, Volumes, csi, host_path, layout, local, nfs};
 
 /// A persistent volume as one pod wants it.
 #[derive(Clone, Debug)]
-#[allow(dead_code)] // some of it only drivers ask for
 pub(super) struct Persistent {
     /// The PersistentVolume's name, or for a volume that the pod itself describes, the volume's.
     /// Its directory below the pod's is named by it.
@@ -43,7 +42,6 @@ pub(super) struct Persistent {
 
 /// What holds the data.
 #[derive(Clone, Debug)]
-#[allow(dead_code)] // what drivers are given
 pub(super) enum PersistentSource {
     HostPath(HostPathVolumeSource),
     Local(LocalVolumeSource),

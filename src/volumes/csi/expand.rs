@@ -33,7 +33,7 @@ const CONDITIONS: [&str; 4] =
     ["FileSystemResizePending", "Resizing", "ControllerResizeError", FAILED];
 
 /// What is to be done about a claim's size.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(super) enum Step {
     /// Nothing, as far as the node is concerned.
     None,

@@ -30,8 +30,8 @@ use tokio::task::AbortHandle;
 pub use error::Error;
 pub(super) use paths::{device_of_block, device_of_mount};
 pub(super) use staging::recover;
-#[allow(unused_imports)]
 pub(super) use stats::stats;
+pub use stats::{Amount, Usage};
 
 use super::devices::Left;
 use super::persistent::Task;
