@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use tracing::debug;
+
 use super::super::block::Map;
 use super::super::persistent::Task;
 use super::super::{Error, Inner, Mounted, blocking, layout};
@@ -28,6 +30,9 @@ pub(super) async fn set_up(task: &Task<'_>, volume: &Volume<'_>) -> Result<Mount
     };
     let _held = task.devices().hold(&volume.device).await;
     let notes = notes(task, volume, &place).await?;
+    let published = place.published.join(task.uid());
+    let map = map(&task.node.root, task.uid(), name);
+    map.mark(&published).await?;
     let staging = place.staging.display().to_string();
     if volume.able.stage && !notes.is_done() {
         let staged = async {
@@ -36,7 +41,9 @@ pub(super) async fn set_up(task: &Task<'_>, volume: &Volume<'_>) -> Result<Mount
             blocking(move || layout::make_dirs(&dir)).await?;
             if let Err(error) = volume.driver.stage(request).await {
                 if error.is_final() {
-                    clear(place.clone()).await?;
+                    // As long as no other pod has it.
+                    let cleared = clear(place.clone()).await;
+                    debug!(path = %place.dir.display(), "cleared: {cleared:?}");
                 }
                 return Err(error::Error::from(error).into());
             }
@@ -44,12 +51,9 @@ pub(super) async fn set_up(task: &Task<'_>, volume: &Volume<'_>) -> Result<Mount
         };
         staged.await.map_err(staging::failed)?;
     }
-    let published = place.published.join(task.uid());
     let target = published.display().to_string();
     let staging = Some(staging).filter(|_| volume.able.stage);
     let request = volume.publish_request(task, context, staging, target).await?;
-    let map = map(&task.node.root, task.uid(), name);
-    map.mark(&published).await?;
     let dir = place.published.clone();
     blocking(move || layout::make_dirs(&dir)).await?;
     volume.driver.publish(request).await.map_err(error::Error::from)?;

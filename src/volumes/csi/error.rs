@@ -82,6 +82,15 @@ pub enum Error {
     Expand(longshore_csi::Error),
 }
 
+/// Whether the driver may still work on what has failed.
+pub(super) fn is_under_way(error: &super::super::Error) -> bool {
+    match error {
+        super::super::Error::Csi(Error::Call(call)) => !call.is_final(),
+        super::super::Error::Csi(Error::Stage(error)) => is_under_way(error),
+        _ => false,
+    }
+}
+
 impl Error {
     /// What was to be done, in upstream's words.
     pub(in crate::volumes) fn operation(&self, block: bool) -> &'static str {

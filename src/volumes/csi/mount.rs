@@ -1,11 +1,12 @@
 //! Volumes that a driver mounts for a pod.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::super::host::mounts::Table;
 use super::super::persistent::{Persistent, Task};
@@ -66,24 +67,43 @@ async fn publish(
         true => None,
         false => Some(task.devices().hold(&volume.device).await),
     };
+    // By the note the rest is found, from the first call on.
+    let notes = volume.notes(task).in_mode(volume.mode).labelled(volume.label());
+    write(place.dir.clone(), notes.clone().done(again)).await?;
+    if let Err(error) = ask(task, volume, place, context).await {
+        if !again && !error::is_under_way(&error) && !staging::is_noted(task, volume).await? {
+            clear_if_unmounted(place).await;
+        }
+        return Err(error);
+    }
+    if volume.is_for_group(task) {
+        task.give_to_group(place.mount.clone()).await?;
+    }
+    write(place.dir.clone(), notes.done(true)).await
+}
+
+/// Asks the driver to stage the volume, if it wants that and has not, and to publish it.
+async fn ask(
+    task: &Task<'_>,
+    volume: &Volume<'_>,
+    place: &Place,
+    context: BTreeMap<String, String>,
+) -> Result<(), Error> {
     let staging = match volume.able.stage && !volume.is_inline() {
         true => Some(staging::stage(task, volume, context.clone()).await?),
         false => None,
     };
     let target = place.mount.display().to_string();
     let request = volume.publish_request(task, context, staging, target).await?;
-    let notes = volume.notes(task).in_mode(volume.mode).labelled(volume.label());
-    write(place.dir.clone(), notes.clone().done(again)).await?;
-    if let Err(error) = volume.driver.publish(request).await {
-        if error.is_final() && !again {
-            clear(place.clone()).await?;
-        }
-        return Err(error::Error::from(error).into());
+    volume.driver.publish(request).await.map_err(|error| error::Error::from(error).into())
+}
+
+/// Removes what was made for a driver that has refused. What it has mounted nonetheless stays for
+/// the next try.
+pub(super) async fn clear_if_unmounted(place: &Place) {
+    if let Err(error) = clear(place.clone()).await {
+        debug!(path = %place.dir.display(), "not cleared: {error}");
     }
-    if volume.is_for_group(task) {
-        task.give_to_group(place.mount.clone()).await?;
-    }
-    write(place.dir.clone(), notes.done(true)).await
 }
 
 /// Takes a volume of a pod back from it; the last pod's is unstaged soon.

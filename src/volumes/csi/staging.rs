@@ -61,7 +61,7 @@ pub(super) async fn stage(
         mount::write(place.dir.clone(), notes.clone()).await?;
         if let Err(error) = volume.driver.stage(request).await {
             if error.is_final() {
-                mount::clear(place.clone()).await?;
+                mount::clear_if_unmounted(&place).await;
             }
             return Err(error::Error::from(error).into());
         }
@@ -69,6 +69,15 @@ pub(super) async fn stage(
     };
     staged.await.map_err(failed)?;
     Ok(path)
+}
+
+/// Whether a volume that is to be mounted is staged, or may be.
+pub(super) async fn is_noted(task: &Task<'_>, volume: &Volume<'_>) -> Result<bool, Error> {
+    if volume.is_inline() {
+        return Ok(false);
+    }
+    let place = Place::staged(&task.node.root, volume.driver.name(), &volume.handle);
+    blocking(move || Ok(Notes::read(&place.dir)?.is_some())).await
 }
 
 /// Tells a failure to stage from one to publish.
