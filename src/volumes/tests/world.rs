@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use super::Root;
 use crate::events::Recorder;
-use crate::objects::Objects;
 use crate::objects::fake::FakeApi;
+use crate::objects::{Detection, Objects};
 use crate::plugins::Drivers;
 use crate::runtime::Announcer;
 use crate::volumes::host::mounts::Table;
@@ -120,7 +120,7 @@ impl World {
 }
 
 fn open(root: &Root, api: &FakeApi, announcer: &Announcer, limit: Duration) -> Volumes {
-    let objects = Objects::new(Some(api.client()));
+    let objects = Objects::new(Some(api.client()), Detection::Watch);
     let (node, registry) = (root.join("node"), Registry::default());
     let (announcer, drivers) = (announcer.clone(), Drivers::new("n1", &registry));
     let mut volumes = Volumes::new(node, objects, BTreeMap::new(), announcer, drivers, &registry);

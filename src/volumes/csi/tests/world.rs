@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::events::Recorder;
-use crate::objects::Objects;
+use crate::objects::{Detection, Objects};
 use crate::plugins::fake::Objects as Api;
 use crate::plugins::{self, CsiNode, Drivers, Parts};
 use crate::runtime::Announcer;
@@ -149,7 +149,7 @@ impl Drop for World {
 }
 
 fn volumes(root: &Root, api: &Api, drivers: &Drivers) -> Volumes {
-    let objects = Objects::new(Some(api.client()));
+    let objects = Objects::new(Some(api.client()), Detection::Watch);
     let announcer = Announcer::new(Recorder::start(Some(api.client()), "n1").0);
     let (node, registry) = (root.join("node"), Registry::default());
     Volumes::new(node, objects, BTreeMap::new(), announcer, drivers.clone(), &registry)
