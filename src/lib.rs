@@ -18,6 +18,7 @@ pub mod node;
 pub mod objects;
 pub mod observe;
 pub mod oom;
+pub mod plugins;
 pub mod probes;
 pub mod proxy;
 pub mod registration;

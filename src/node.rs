@@ -33,6 +33,7 @@ use crate::metrics::Metrics;
 use crate::objects::Objects;
 use crate::observe::{self, Observer};
 use crate::oom;
+use crate::plugins::{self, CsiNode, Drivers};
 use crate::probes::Probes;
 use crate::proxy;
 use crate::registration::{self, Machine, Registration};
@@ -191,8 +192,15 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let objects = Objects::of(client.clone(), &config);
     let allocatable = settings.allocatable.clone();
     let announcer = Announcer::new(recorder.clone());
-    let (root_dir, told) = (&settings.root_dir, announcer.clone());
-    let volumes = Volumes::new(root_dir, objects.clone(), allocatable, told, registry);
+    let drivers = Drivers::new(&config.node_name, registry);
+    let (root_dir, told, known) = (&settings.root_dir, announcer.clone(), drivers.clone());
+    let volumes = Volumes::new(root_dir, objects.clone(), allocatable, told, known, registry);
+    if !once {
+        let csi_node = CsiNode::new(&config.node_name, client.clone());
+        let parts = plugins::Parts { root: root_dir.clone(), drivers, csi_node };
+        rooms.open(plugins::run(parts, registry));
+        rooms.open(volumes.clone().unstage_unused());
+    }
     let services = match &client {
         Some(client) => {
             let (services, following) = Services::follow(client.clone());
@@ -213,6 +221,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // the node object, from what the runtime says of itself
     let (feeds, inputs) = registration::channels(volumes.devices().in_use());
     let (pressed, pressure) = (feeds.pressure.clone(), inputs.pressure());
+    let storage = feeds.storage.clone();
     let mut told = None;
     rooms.open(health::feed(runtime.clone(), observer.clone(), feeds));
     let status = StatusWriter::new(registry);
@@ -233,6 +242,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         let name = config.node_name.clone();
         rooms.open(sources::watch_pods(client.clone(), name, node.clone(), updates));
         rooms.open(registration.run());
+        let name = config.node_name.clone();
+        rooms.open(CsiNode::initialize(name, client.clone(), storage));
         let lease = config.kubelet.node_lease_duration_seconds;
         rooms.open(registration::renew_lease(
             heartbeat,

@@ -93,6 +93,7 @@ type DeviceUsers = BTreeMap<String, BTreeSet<String>>;
 pub struct Inputs {
     pub(super) runtime: watch::Receiver<RuntimeHealth>,
     pub(super) pleg: watch::Receiver<Option<String>>,
+    pub(super) storage: watch::Receiver<Option<String>>,
     pub(super) pressure: watch::Receiver<Pressure>,
     pub(super) images: watch::Receiver<Vec<ContainerImage>>,
     pub(super) devices: watch::Receiver<DeviceUsers>,
@@ -106,6 +107,9 @@ pub struct Feeds {
     /// Why the observation of containers is not healthy, such as `pleg was last seen active
     /// 3m0s ago; threshold is 3m0s`; `None`: it is.
     pub pleg: watch::Sender<Option<String>>,
+    /// Why drivers of volumes cannot be told to the cluster, such as `CSINode is not yet
+    /// initialized`; `None`: they can.
+    pub storage: watch::Sender<Option<String>>,
     /// What the node is short of.
     pub pressure: watch::Sender<Pressure>,
     /// All images on the node, in any order and of any number.
@@ -116,13 +120,15 @@ pub struct Feeds {
 pub fn channels(devices: watch::Receiver<DeviceUsers>) -> (Feeds, Inputs) {
     let (runtime, runtime_in) = watch::channel(RuntimeHealth::default());
     let (pleg, pleg_in) = watch::channel(None);
+    let (storage, storage_in) = watch::channel(None);
     let (pressure, pressure_in) = watch::channel(Pressure::default());
     let (images, images_in) = watch::channel(Vec::new());
     (
-        Feeds { runtime, pleg, pressure, images },
+        Feeds { runtime, pleg, storage, pressure, images },
         Inputs {
             runtime: runtime_in,
             pleg: pleg_in,
+            storage: storage_in,
             pressure: pressure_in,
             images: images_in,
             devices,
@@ -156,6 +162,7 @@ impl Inputs {
         tokio::select! {
             () = next(&mut self.runtime) => {}
             () = next(&mut self.pleg) => {}
+            () = next(&mut self.storage) => {}
             () = next(&mut self.pressure) => {}
             () = next(&mut self.devices) => {}
         }

@@ -184,6 +184,7 @@ impl Registration {
         let images = self.inputs.images.borrow().clone();
         let runtime = self.inputs.runtime.borrow().clone();
         let pleg = self.inputs.pleg.borrow().clone();
+        let storage = self.inputs.storage.borrow().clone();
         let facts = Facts {
             config: &self.config,
             machine: &self.machine,
@@ -191,6 +192,7 @@ impl Registration {
             addresses: self.addresses.as_deref(),
             runtime: &runtime,
             pleg: pleg.as_deref(),
+            storage: storage.as_deref(),
             pressure: *self.inputs.pressure.borrow(),
             images: &images,
             volumes_in_use: self.inputs.volumes_in_use(),
@@ -252,6 +254,7 @@ pub fn initial_node(config: &Config) -> Node {
         addresses: None,
         runtime: &RuntimeHealth::default(),
         pleg: None,
+        storage: None,
         pressure: inputs::Pressure::default(),
         images: &[],
         volumes_in_use: Vec::new(),

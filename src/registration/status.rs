@@ -30,6 +30,7 @@ pub(super) struct Facts<'a> {
     pub(super) addresses: Option<&'a [IpAddr]>,
     pub(super) runtime: &'a RuntimeHealth,
     pub(super) pleg: Option<&'a str>,
+    pub(super) storage: Option<&'a str>,
     pub(super) pressure: Pressure,
     pub(super) images: &'a [ContainerImage],
     pub(super) volumes_in_use: Vec<String>,
@@ -249,7 +250,9 @@ fn not_ready(facts: &Facts<'_>, capacity: &Amounts) -> Option<String> {
         .then(|| format!("missing node capacity for resources: {}", missing.join(", ")));
     let (runtime, network) =
         (facts.runtime.runtime_error.clone(), facts.runtime.network_error.clone());
-    let reasons: Vec<String> = [pleg, runtime, network, missing].into_iter().flatten().collect();
+    let storage = facts.storage.map(str::to_owned);
+    let reasons: Vec<String> =
+        [pleg, runtime, network, storage, missing].into_iter().flatten().collect();
     match reasons.as_slice() {
         [] => None,
         [one] => Some(one.clone()),

@@ -22,6 +22,12 @@ impl Announcer {
         self.event(pod, None, warning, reason, message);
     }
 
+    /// An event about another object than a pod.
+    pub fn about(&self, object: ObjectReference, warning: bool, reason: &str, message: &str) {
+        let kind = if warning { EventType::Warning } else { EventType::Normal };
+        self.0.event(object, kind, reason, message);
+    }
+
     /// A warning about the pod as a whole, with annotations for tools.
     pub fn pod_warning_with(
         &self,
@@ -55,9 +61,7 @@ impl Announcer {
         reason: &str,
         message: &str,
     ) {
-        let about = reference(pod, field_path);
-        let kind = if warning { EventType::Warning } else { EventType::Normal };
-        self.0.event(about, kind, reason, message);
+        self.about(reference(pod, field_path), warning, reason, message);
     }
 }
 

@@ -40,14 +40,21 @@ impl Map {
 
     /// Removes the map. What is gone already is no error.
     pub(super) async fn remove(self, tools: &Tools) -> Result<(), Error> {
+        self.unbind(tools).await?;
+        blocking(move || remove_file(&self.link)).await
+    }
+
+    /// Removes all of the map but the link, by which it is found again.
+    pub(super) async fn unbind(&self, tools: &Tools) -> Result<(), Error> {
         loops::detach(tools, &self.bound).await?;
+        let bound = self.bound.clone();
         blocking(move || {
-            remove::unmount(&self.bound)?;
-            remove_file(&self.bound)?;
-            if let Some(global) = self.bound.parent() {
-                layout::remove_empty_dir(global)?;
+            remove::unmount(&bound)?;
+            remove_file(&bound)?;
+            match bound.parent() {
+                Some(global) => layout::remove_empty_dir(global),
+                None => Ok(()),
             }
-            remove_file(&self.link)
         })
         .await
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use super::claims::ClaimError;
+use super::csi;
 use crate::objects;
 
 /// What is done to set up a volume: one with files, and one that is a device.
@@ -119,6 +120,9 @@ pub enum Error {
     /// What is to be given to containers as a device is none.
     #[error("{0} is not a block device")]
     NotBlock(PathBuf),
+    /// A driver, or what it needs, stands in the way.
+    #[error(transparent)]
+    Csi(#[from] csi::Error),
     /// The node cannot set up volumes of this kind.
     #[error("volume {volume:?}: kind {kind} is not supported yet")]
     Unsupported {
@@ -219,7 +223,9 @@ impl Error {
     /// The reason of the event that tells it.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::SetUp { operation: MAP | MAP_CHECK, .. } => "FailedMapVolume",
+            Self::SetUp { operation, .. } if operation.starts_with("MapVolume") => {
+                "FailedMapVolume"
+            }
             _ => "FailedMount",
         }
     }

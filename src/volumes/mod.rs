@@ -7,6 +7,7 @@
 mod atomic;
 mod block;
 mod claims;
+mod csi;
 mod devices;
 mod dir;
 mod empty_dir;
@@ -42,6 +43,7 @@ use longshore_pod::spec;
 use tokio::sync::RwLock;
 
 pub use claims::ClaimError;
+pub use csi::{Amount, Error as CsiError, Usage};
 pub use devices::Devices;
 pub use error::Error;
 pub use ownership::Ownership;
@@ -49,7 +51,9 @@ pub use stats::{Filling, Lasting};
 pub use sub_path::{SubPath, validate as validate_sub_path};
 
 use crate::objects::{Changed, Objects};
+use crate::plugins::Drivers;
 use crate::runtime::Announcer;
+use csi::Csi;
 use dir::Dir;
 use error::if_exists;
 use host::tools::Tools;
@@ -88,6 +92,7 @@ struct Inner {
     devices: Devices,
     tools: Tools,
     kernel: iscsi::Kernel,
+    csi: Csi,
     /// One lock per pod at work: set-ups share it, tear-down has it alone. It is held by the work
     /// itself, which goes on when the caller does not wait for it any more.
     locks: Mutex<HashMap<String, Weak<RwLock<()>>>>,
@@ -98,12 +103,14 @@ struct Inner {
 impl Volumes {
     /// Volumes below a root directory that exists, with content from `objects` (where a pod is to
     /// be registered before it is mounted); `allocatable` is what the node can give to pods. What
-    /// takes long is told to pods by `announcer`, how the work goes to `registry`.
+    /// takes long is told to pods by `announcer`, how the work goes to `registry`. Those of CSI are
+    /// set up by `drivers`, as far as they are registered.
     pub fn new(
         root: impl Into<PathBuf>,
         objects: Objects,
         allocatable: BTreeMap<String, Quantity>,
         announcer: Announcer,
+        drivers: Drivers,
         registry: &Registry,
     ) -> Self {
         let root = root.into();
@@ -114,6 +121,7 @@ impl Volumes {
             tracing::warn!(unknown, "a volume of an earlier daemon is not understood");
         }
         let inner = Inner {
+            csi: Csi::new(drivers, objects.client().cloned()),
             root,
             objects,
             allocatable,
@@ -131,6 +139,22 @@ impl Volumes {
     /// What pods share below their volumes.
     pub fn devices(&self) -> &Devices {
         &self.inner.devices
+    }
+
+    /// Takes back what an earlier daemon has left of volumes that no pod uses any more.
+    pub async fn unstage_unused(self) {
+        csi::recover(&self.inner).await;
+    }
+
+    /// How full a volume of a pod is, by the name that it has among the node's, as its driver tells;
+    /// `None`: no driver does, so that its file system may be asked.
+    pub async fn told_by_driver(
+        &self,
+        uid: &str,
+        volume: &str,
+        block: bool,
+    ) -> Result<Option<Usage>, Error> {
+        csi::stats(&self.inner, uid, volume, block).await
     }
 
     /// Where a pod's directory is or would be.

@@ -16,11 +16,10 @@ use super::devices::Devices;
 use super::error::{self, Error};
 use super::iscsi::{self, Disk};
 use super::ownership::Ownership;
-use super::{Inner, Mounted, Volumes, host_path, layout, local, nfs};
+use super::{Inner, Mounted, Volumes, csi, host_path, layout, local, nfs};
 
 /// A persistent volume as one pod wants it.
 #[derive(Clone, Debug)]
-#[allow(dead_code)] // some of it only drivers ask for
 pub(super) struct Persistent {
     /// The PersistentVolume's name, or for a volume that the pod itself describes, the volume's.
     /// Its directory below the pod's is named by it.
@@ -37,11 +36,12 @@ pub(super) struct Persistent {
     /// What the volume holds, and what its claim was told that it does.
     pub(super) capacity: Option<Quantity>,
     pub(super) claim_capacity: Option<Quantity>,
+    /// The name of the claim that leads there.
+    pub(super) claim: Option<String>,
 }
 
 /// What holds the data.
 #[derive(Clone, Debug)]
-#[allow(dead_code)] // what drivers are given
 pub(super) enum PersistentSource {
     HostPath(HostPathVolumeSource),
     Local(LocalVolumeSource),
@@ -83,6 +83,7 @@ impl Persistent {
             reachable: affinity.and_then(|affinity| affinity.required.clone()),
             capacity: storage(spec.capacity.as_ref()),
             claim_capacity: storage(status.and_then(|status| status.capacity.as_ref())),
+            claim: bound.claim.metadata.name.clone(),
         })
     }
 
@@ -108,6 +109,7 @@ impl Persistent {
             reachable: None,
             capacity: None,
             claim_capacity: None,
+            claim: None,
         })
     }
 
@@ -116,6 +118,7 @@ impl Persistent {
         let operation = match (&error, self.block) {
             (Error::OtherNodes, false) => error::CHECK,
             (Error::OtherNodes, true) => error::MAP_CHECK,
+            (Error::Csi(error), block) => error.operation(block),
             (_, true) => error::MAP,
             (_, false) => error::SET_UP,
         };
@@ -141,7 +144,7 @@ impl Persistent {
 
 /// One volume to be set up for one pod.
 pub(super) struct Task<'a> {
-    pub(super) node: &'a Inner,
+    pub(super) node: &'a Arc<Inner>,
     pub(super) pod: &'a Pod,
     pub(super) persistent: &'a Persistent,
 }
@@ -185,6 +188,10 @@ impl Volumes {
     ) -> Result<Mounted, Error> {
         layout::component("volume name", &persistent.spec_name)?;
         layout::component("pod UID", spec::uid(pod))?;
+        if let PersistentSource::Csi(source) = &persistent.source {
+            let task = Task { node: &self.inner, pod, persistent };
+            csi::until_attached(&task, source).await?;
+        }
         let guard = self.lock(spec::uid(pod)).read_owned().await;
         let (inner, pod, persistent) = (Arc::clone(&self.inner), pod.clone(), persistent.clone());
         let work = tokio::spawn(async move {
@@ -200,9 +207,8 @@ impl Volumes {
                 PersistentSource::Local(source) => local::set_up(&task, source).await,
                 PersistentSource::Nfs(source) => nfs::set_up(&task, source).await,
                 PersistentSource::Iscsi(disk) => iscsi::set_up(&task, disk).await,
-                PersistentSource::Csi(_) | PersistentSource::CsiInline(_) => {
-                    Err(Error::UnsupportedPart("csi".to_owned()))
-                }
+                PersistentSource::Csi(source) => csi::set_up(&task, source).await,
+                PersistentSource::CsiInline(source) => csi::set_up_inline(&task, source).await,
             }
         });
         work.await.unwrap_or(Err(Error::Interrupted))

@@ -4,15 +4,11 @@
 use std::future::Future;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout};
+use longshore_grpc::Endpoint;
+use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
-use crate::endpoint::Endpoint;
-use crate::error::NO_ANSWER;
 use crate::{Error, Result};
-
-/// A deadline beyond any use, yet one that both gRPC and tokio can count.
-const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Is told of each finished call; feeds `kubelet_runtime_operations_*`.
 pub trait Observer: Send + Sync {
@@ -37,14 +33,9 @@ impl Call<'_> {
         Self { deadline, ..self }
     }
 
-    /// Puts a message in its envelope. The deadline goes along, so that the
-    /// runtime stops working on what nobody waits for.
+    /// Puts a message in its envelope, with the deadline.
     pub(crate) fn request<M>(&self, message: M) -> Request<M> {
-        let mut request = Request::new(message);
-        if let Some(deadline) = self.deadline {
-            request.set_timeout(deadline.min(LONGEST));
-        }
-        request
+        longshore_grpc::request(message, self.deadline)
     }
 
     /// Waits for the answer.
@@ -53,17 +44,9 @@ impl Call<'_> {
         sent: impl Future<Output = std::result::Result<Response<T>, Status>>,
     ) -> Result<T> {
         let start = Instant::now();
-        let answer = match self.deadline {
-            None => sent.await,
-            // the runtime may be too stuck even to accept a connection
-            Some(deadline) => match timeout(deadline.min(LONGEST), sent).await {
-                Ok(answer) => answer,
-                Err(_) => Err(Status::deadline_exceeded(NO_ANSWER)),
-            },
-        };
-        let result = answer
-            .map(Response::into_inner)
-            .map_err(|status| Error::from_status(self.rpc, self.endpoint, &status));
+        let result = longshore_grpc::answer(self.deadline, sent)
+            .await
+            .map_err(|failure| Error::from_failure(self.rpc, self.endpoint, failure));
         if let Some(observer) = self.observer {
             observer.observe(self.operation, start.elapsed(), result.as_ref().err());
         }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt, TryStreamExt, future, stream};
+use longshore_grpc::{Endpoint, Failure};
 use tonic::transport::Channel;
 
 use crate::call::{Call, Observer};
-use crate::endpoint::Endpoint;
 use crate::v1::image_service_client::ImageServiceClient;
 use crate::v1::runtime_service_client::RuntimeServiceClient;
 use crate::v1::{
@@ -169,7 +169,11 @@ impl Runtime {
             let request = call.request(GetEventsRequest {});
             let events = call.answer(runtime.runtime().get_container_events(request)).await?;
             let (rpc, endpoint) = (call.rpc, call.endpoint.clone());
-            Ok(events.map_err(move |status| Error::from_status(rpc, &endpoint, &status)))
+            Ok::<_, Error>(
+                events.map_err(move |status| {
+                    Error::from_failure(rpc, &endpoint, Failure::of(&status))
+                }),
+            )
         })
         .try_flatten()
         .scan(false, |failed, item| {

@@ -2,14 +2,8 @@
 //! retry (unavailable, deadline), take for done (not found), do without
 //! (unimplemented), or report.
 
-use std::error::Error as _;
-
-use tonic::{Code, Status};
-
-use crate::endpoint::Endpoint;
-
-/// Said when the deadline passed on this side.
-pub(crate) const NO_ANSWER: &str = "no answer in time";
+use longshore_grpc::{Endpoint, Failure, InvalidEndpoint};
+use tonic::Code;
 
 /// A failed call, by the protocol's name of the call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -71,21 +65,13 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn from_status(call: &'static str, endpoint: &Endpoint, status: &Status) -> Self {
-        let cause = Cause::of(status);
-        let message = match &cause {
-            Cause::Answer => status.message().to_owned(),
-            Cause::Deadline => NO_ANSWER.to_owned(),
-            Cause::Transport(message) => message.clone(),
-        };
-        match (cause, status.code()) {
-            (Cause::Deadline, _) | (Cause::Answer, Code::DeadlineExceeded) => {
-                Self::DeadlineExceeded { call, message }
-            }
-            (Cause::Transport(_), _) | (Cause::Answer, Code::Unavailable) => {
+    pub(crate) fn from_failure(call: &'static str, endpoint: &Endpoint, failure: Failure) -> Self {
+        match failure {
+            Failure::Deadline(message) => Self::DeadlineExceeded { call, message },
+            Failure::Unavailable(message) => {
                 Self::Unavailable { call, endpoint: endpoint.to_string(), message }
             }
-            (Cause::Answer, code) => Self::Status { call, code, message },
+            Failure::Status(code, message) => Self::Status { call, code, message },
         }
     }
 
@@ -126,29 +112,8 @@ impl Error {
     }
 }
 
-/// Where a status was made. One that the peer sent has no source; for those
-/// made on this side, tonic picks codes that vary with how exactly the
-/// connection broke (Unknown, Cancelled, Internal), which is why the source
-/// decides and not the code.
-enum Cause {
-    Answer,
-    Deadline,
-    Transport(String),
-}
-
-impl Cause {
-    fn of(status: &Status) -> Self {
-        let mut next = status.source();
-        let Some(mut last) = next else {
-            return Self::Answer;
-        };
-        while let Some(error) = next {
-            if error.is::<tonic::TimeoutExpired>() {
-                return Self::Deadline;
-            }
-            last = error;
-            next = error.source();
-        }
-        Self::Transport(last.to_string())
+impl From<InvalidEndpoint> for Error {
+    fn from(invalid: InvalidEndpoint) -> Self {
+        Self::Endpoint { endpoint: invalid.endpoint, reason: invalid.reason }
     }
 }

@@ -1,6 +1,6 @@
 //! The Container Runtime Interface, v1: generated types, and [`Runtime`], the
 //! client through which the node asks its container runtime for everything;
-//! and [`Server`], to be such a runtime.
+//! and [`serve`], to be such a runtime.
 //!
 //! Current limitations: a list comes in one answer of at most 16 MiB; the
 //! `Stream…` forms of the lists (alpha in Kubernetes 1.36) are not used.
@@ -8,7 +8,6 @@
 mod call;
 mod client;
 mod container;
-mod endpoint;
 mod error;
 mod image;
 mod sandbox;
@@ -18,9 +17,9 @@ mod stats;
 pub use call::Observer;
 pub use client::{Options, Runtime};
 pub use error::Error;
+pub use longshore_grpc::{Code, Server};
 pub use sandbox::SandboxStatus;
-pub use server::Server;
-pub use tonic::Code;
+pub use server::serve;
 
 /// The longest message that is accepted, as upstream's.
 const MAX_MESSAGE: usize = 16 << 20;

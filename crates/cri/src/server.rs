@@ -1,91 +1,32 @@
 //! Serves CRI on a Unix socket, for a runtime that we make ourselves (a fake
 //! in a test, another engine behind the same interface).
 
-use std::time::Duration;
-
-use hyper::body::{Body, Incoming};
-use hyper::server::conn::http2;
-use hyper::service::{Service, service_fn};
-use hyper::{Request, Response};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use longshore_grpc::{Server, service_of};
 use tokio::net::UnixListener;
-use tokio::task::{JoinHandle, JoinSet};
 use tower::Service as _;
 
 use crate::MAX_MESSAGE;
 use crate::v1::image_service_server::{self, ImageService, ImageServiceServer};
 use crate::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-/// A running server; ends, with all its connections, when dropped.
-#[derive(Debug)]
-pub struct Server(JoinHandle<()>);
-
-impl Server {
-    /// Serves on this socket. A method that an implementation leaves out is
-    /// answered with Unimplemented.
-    pub fn start(
-        listener: UnixListener,
-        runtime: impl RuntimeService,
-        images: impl ImageService,
-    ) -> Self {
-        let runtime = RuntimeServiceServer::new(runtime).max_decoding_message_size(MAX_MESSAGE);
-        let images = ImageServiceServer::new(images).max_decoding_message_size(MAX_MESSAGE);
-        let dispatch = service_fn(move |request: Request<Incoming>| {
-            if service_of(request.uri().path()) == image_service_server::SERVICE_NAME {
-                images.clone().call(request)
-            } else {
-                runtime.clone().call(request)
-            }
-        });
-        Self::serve(listener, dispatch)
-    }
-
-    /// Serves any HTTP/2 service on this socket, gRPC or not.
-    pub fn serve<S, B>(listener: UnixListener, service: S) -> Self
-    where
-        S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
-        S::Future: Send + 'static,
-        S::Error: Into<BoxError>,
-        B: Body + Send + 'static,
-        B::Data: Send,
-        B::Error: Into<BoxError>,
-    {
-        Self(tokio::spawn(async move {
-            // owned by this task, so that its end is theirs
-            let mut connections = JoinSet::new();
-            loop {
-                let Ok((stream, _)) = listener.accept().await else {
-                    // out of file descriptors, most likely: some will be freed
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                    continue;
-                };
-                while connections.try_join_next().is_some() {}
-                connections.spawn(
-                    http2::Builder::new(TokioExecutor::new())
-                        .serve_connection(TokioIo::new(stream), service.clone()),
-                );
-            }
-        }))
-    }
-
-    /// Breaks all connections, and returns when the listener is closed. The
-    /// socket's file stays.
-    pub async fn stop(mut self) {
-        self.0.abort();
-        let _ = (&mut self.0).await;
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-/// The service's part of `/service/Method`.
-fn service_of(path: &str) -> &str {
-    let path = path.strip_prefix('/').unwrap_or(path);
-    path.split('/').next().unwrap_or_default()
+/// Serves on this socket. A method that an implementation leaves out is
+/// answered with Unimplemented.
+pub fn serve(
+    listener: UnixListener,
+    runtime: impl RuntimeService,
+    images: impl ImageService,
+) -> Server {
+    let runtime = RuntimeServiceServer::new(runtime).max_decoding_message_size(MAX_MESSAGE);
+    let images = ImageServiceServer::new(images).max_decoding_message_size(MAX_MESSAGE);
+    let dispatch = service_fn(move |request: Request<Incoming>| {
+        if service_of(request.uri().path()) == image_service_server::SERVICE_NAME {
+            images.clone().call(request)
+        } else {
+            runtime.clone().call(request)
+        }
+    });
+    Server::serve(listener, dispatch)
 }

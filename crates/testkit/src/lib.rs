@@ -11,6 +11,7 @@ mod apiserver;
 mod cgroup;
 mod command;
 mod containerd;
+pub mod csi;
 mod daemon;
 mod disk;
 mod egress;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use longshore_cri::v1::image_service_server::ImageService;
 use longshore_cri::v1::runtime_service_server::RuntimeService;
-use longshore_cri::{Options, Server, v1};
+use longshore_cri::{Options, v1};
 use longshore_metrics::Registry;
 use longshore_pod::observed::{Container, ObservedPod, Sandbox, State};
 use proptest::prelude::*;
@@ -613,7 +613,8 @@ async fn ten_thousand_go_a_few_at_a_time_and_others_stay() {
     "7/90".clone_into(&mut fake.0.stuck.lock().unwrap());
 
     let socket = dir.path().join("cri.sock");
-    let _server = Server::start(UnixListener::bind(&socket).unwrap(), fake.clone(), NoImages);
+    let _server =
+        longshore_cri::serve(UnixListener::bind(&socket).unwrap(), fake.clone(), NoImages);
     let (collector, updates) = collector(dir.path(), &format!("unix://{}", socket.display()));
     let Parts { desired, observer, .. } = &collector.shared.parts;
     let pods = (0..PODS).map(|uid| {

@@ -316,7 +316,7 @@ impl Bench {
         }));
         let socket = dir.path().join("cri.sock");
         let server =
-            Server::start(UnixListener::bind(&socket).unwrap(), fake.clone(), fake.clone());
+            longshore_cri::serve(UnixListener::bind(&socket).unwrap(), fake.clone(), fake.clone());
         let endpoint = format!("unix://{}", socket.display());
         let cri = Runtime::new(Options::new(endpoint.as_str())).unwrap();
         let desired = Desired::new([Source::Api]);

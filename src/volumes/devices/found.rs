@@ -4,11 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-
 use crate::volumes::error::{Error, if_exists};
 use crate::volumes::host::mounts::Table;
-use crate::volumes::{iscsi, layout, local};
+use crate::volumes::{csi, iscsi, layout, local};
 
 /// What was found at a start.
 #[derive(Debug, Default)]
@@ -84,34 +82,10 @@ impl Left {
         match self.plugin.as_str() {
             layout::LOCAL => Ok(Some(local::device_name(&self.name))),
             layout::ISCSI => iscsi::device_of(root, uid, self, mounts),
-            layout::CSI => self.staged(root, uid),
+            layout::CSI if self.block => csi::device_of_block(root, &self.name),
+            layout::CSI => csi::device_of_mount(root, uid, &self.name),
             _ => Ok(None),
         }
-    }
-
-    /// The volume of a driver that the pod's is published from; one that lives with its pod is
-    /// its own.
-    fn staged(&self, root: &Path, uid: &str) -> Result<Option<String>, Error> {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Data {
-            driver_name: String,
-            #[serde(default)]
-            volume_handle: String,
-            #[serde(default)]
-            volume_lifecycle_mode: String,
-        }
-        let dir = match self.block {
-            false => self.path(root, uid),
-            true => root.join(layout::CSI_DEVICES).join(&self.name).join("data"),
-        };
-        let path = dir.join("vol_data.json");
-        let fail = |error: std::io::Error| Error::io("read", &path, error);
-        let Some(text) = if_exists(fs::read(&path).map_err(fail))? else { return Ok(None) };
-        let data: Data = serde_json::from_slice(&text).map_err(|error| fail(error.into()))?;
-        let lasts = data.volume_lifecycle_mode != "Ephemeral";
-        let name = || format!("kubernetes.io/csi/{}^{}", data.driver_name, data.volume_handle);
-        Ok(lasts.then(name))
     }
 }
 

@@ -57,7 +57,6 @@ impl Devices {
 
     /// Waits until the node's status names the device as attached; gives the path it tells, which
     /// may be empty. Without an apiserver it waits for good.
-    #[allow(dead_code)] // for drivers whose volumes are attached
     pub(super) async fn attached(&self, device: &str) -> String {
         let Some(mut node) = self.inner.node.get().cloned() else {
             return std::future::pending().await;
@@ -67,9 +66,10 @@ impl Devices {
             let mut volumes = status.and_then(|status| status.volumes_attached.as_ref())?.iter();
             volumes.find(|volume| volume.name == device).map(|volume| volume.device_path.clone())
         };
-        match node.wait_for(|node| attached(node).is_some()).await {
-            Ok(node) => attached(&node).unwrap_or_default(),
-            Err(_) => std::future::pending().await,
+        let told = node.wait_for(|node| attached(node).is_some()).await;
+        match told.ok().and_then(|node| attached(&node)) {
+            Some(path) => path,
+            None => std::future::pending().await,
         }
     }
 
@@ -117,6 +117,13 @@ impl Held {
     pub(super) fn has_others(&self, uid: &str) -> bool {
         let users = self.inner.users.borrow();
         users.get(&self.name).is_some_and(|users| users.iter().any(|user| user != uid))
+    }
+
+    /// The pods other than that one that use the device.
+    pub(super) fn others(&self, uid: &str) -> Vec<String> {
+        let users = self.inner.users.borrow();
+        let users = users.get(&self.name).into_iter().flatten();
+        users.filter(|user| *user != uid).cloned().collect()
     }
 
     /// The pod does not use the device any more.

@@ -25,18 +25,18 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// A directory of a test; whatever a failed test leaves mounted below is taken down with it.
-struct Root(TempDir);
+pub(super) struct Root(TempDir);
 
 impl Root {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
 
-    fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         self.0.path()
     }
 
-    fn join(&self, path: &str) -> PathBuf {
+    pub(super) fn join(&self, path: &str) -> PathBuf {
         self.path().join(path)
     }
 
@@ -49,7 +49,7 @@ impl Root {
     }
 
     /// The mount points below, the latest first.
-    fn mounts(&self) -> Vec<PathBuf> {
+    pub(super) fn mounts(&self) -> Vec<PathBuf> {
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
         let mut below: Vec<_> = points.filter(|point| point.starts_with(self.path())).collect();

@@ -17,6 +17,7 @@ use super::{Root, pod, read};
 use crate::events::Recorder;
 use crate::objects::fake::FakeApi;
 use crate::objects::{Changed, Detection, Objects};
+use crate::plugins::Drivers;
 use crate::runtime::Announcer;
 use crate::volumes::{SubPath, Volumes};
 
@@ -64,7 +65,9 @@ fn volumes(root: &Root, objects: &Objects) -> Volumes {
         ("cpu".to_owned(), Quantity("2".to_owned())),
     ]);
     let announcer = Announcer::new(Recorder::start(None, "n1").0);
-    Volumes::new(root.path(), objects.clone(), allocatable, announcer, &Registry::default())
+    let (objects, registry) = (objects.clone(), Registry::default());
+    let drivers = Drivers::new("n1", &registry);
+    Volumes::new(root.path(), objects, allocatable, announcer, drivers, &registry)
 }
 
 fn is_memory(path: &PathBuf) -> bool {

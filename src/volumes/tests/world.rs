@@ -16,6 +16,7 @@ use super::Root;
 use crate::events::Recorder;
 use crate::objects::fake::FakeApi;
 use crate::objects::{Detection, Objects};
+use crate::plugins::Drivers;
 use crate::runtime::Announcer;
 use crate::volumes::host::mounts::Table;
 use crate::volumes::host::tools::Tools;
@@ -121,7 +122,8 @@ impl World {
 fn open(root: &Root, api: &FakeApi, announcer: &Announcer, limit: Duration) -> Volumes {
     let objects = Objects::new(Some(api.client()), Detection::Watch);
     let (node, registry) = (root.join("node"), Registry::default());
-    let mut volumes = Volumes::new(node, objects, BTreeMap::new(), announcer.clone(), &registry);
+    let (announcer, drivers) = (announcer.clone(), Drivers::new("n1", &registry));
+    let mut volumes = Volumes::new(node, objects, BTreeMap::new(), announcer, drivers, &registry);
     let inner = Arc::get_mut(&mut volumes.inner).unwrap();
     inner.tools = Tools::after(&[root.join("bin")], limit);
     inner.kernel = Kernel {

@@ -45,9 +45,9 @@ impl Fake {
         let listener = UnixListener::bind(socket).unwrap();
         let service = Service::default();
         let server = match serve {
-            Serve::Both => Server::start(listener, service.clone(), service.clone()),
-            Serve::Runtime => Server::start(listener, service.clone(), Nothing),
-            Serve::Images => Server::start(listener, Nothing, service.clone()),
+            Serve::Both => longshore_cri::serve(listener, service.clone(), service.clone()),
+            Serve::Runtime => longshore_cri::serve(listener, service.clone(), Nothing),
+            Serve::Images => longshore_cri::serve(listener, Nothing, service.clone()),
         };
         Self { socket: socket.to_owned(), service, server, _dir: None }
     }

@@ -139,7 +139,7 @@ impl Bench {
 
 fn serve(dir: &TempDir, real: &Real) -> Server {
     let listener = UnixListener::bind(dir.path().join("r.sock")).unwrap();
-    Server::start(listener, real.clone(), real.clone())
+    longshore_cri::serve(listener, real.clone(), real.clone())
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Where a runtime listens, and the lazy HTTP/2 connection to it.
+//! Where a peer listens, and the lazy HTTP/2 connection to it.
 
 use std::fmt;
 use std::io;
@@ -10,19 +10,30 @@ use tokio::net::UnixStream;
 use tonic::transport::Channel;
 use tonic::transport::Endpoint as Http;
 
-use crate::{Error, Result};
-
 /// `sun_path` without its closing NUL; a longer path cannot be connected to.
 const LONGEST_PATH: usize = 107;
 
 /// A Unix socket, cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Endpoint(Arc<Path>);
+pub struct Endpoint(Arc<Path>);
+
+/// What cannot be the address of a Unix socket.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{endpoint:?}: {reason}")]
+pub struct InvalidEndpoint {
+    /// As configured.
+    pub endpoint: String,
+    /// What is wrong with it.
+    pub reason: &'static str,
+}
 
 impl Endpoint {
     /// Takes `unix:///run/x.sock`, `unix:/run/x.sock` or `/run/x.sock`.
-    pub(crate) fn parse(endpoint: &str) -> Result<Self> {
-        let refuse = |reason| Err(Error::Endpoint { endpoint: endpoint.to_owned(), reason });
+    ///
+    /// # Errors
+    /// When it is none of these.
+    pub fn parse(endpoint: &str) -> Result<Self, InvalidEndpoint> {
+        let refuse = |reason| Err(InvalidEndpoint { endpoint: endpoint.to_owned(), reason });
         let path = match endpoint.split_once(':') {
             Some(("unix", rest)) => rest.strip_prefix("//").unwrap_or(rest),
             Some((scheme, _)) if !scheme.contains('/') => {
@@ -45,9 +56,10 @@ impl Endpoint {
         Ok(Self(PathBuf::from(path).into()))
     }
 
-    /// A channel that connects with the first call, and anew with the next
-    /// call after a connection broke. Must be made inside a tokio runtime.
-    pub(crate) fn channel(&self) -> Channel {
+    /// A channel that connects with the first call, and anew with the next call after a connection
+    /// broke. Must be made inside a tokio runtime.
+    #[must_use]
+    pub fn channel(&self) -> Channel {
         let endpoint = self.clone();
         let connect = move |_| {
             let endpoint = endpoint.clone();

@@ -1,0 +1,58 @@
+//! What all calls have in common: the deadline, the error's shape, and the observer that metrics
+//! are fed by.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tonic::{Request, Response, Status};
+
+use crate::error::code_name;
+use crate::{Error, Result};
+
+/// Is told of each finished call; feeds `csi_operations_seconds`.
+pub trait Observer: Send + Sync {
+    /// `method` is the path of the call, such as `/csi.v1.Node/NodePublishVolume`; `code` the name
+    /// of its gRPC code, `OK` if it succeeded. Called on the caller's task: must not block.
+    fn observe(&self, driver: &str, method: &str, took: Duration, code: &str);
+}
+
+/// One call about to be made.
+pub(crate) struct Call<'a> {
+    pub(crate) driver: &'a str,
+    pub(crate) service: &'static str,
+    pub(crate) rpc: &'static str,
+    pub(crate) deadline: Duration,
+    pub(crate) observer: Option<&'a dyn Observer>,
+}
+
+impl Call<'_> {
+    /// Puts a message in its envelope, with the deadline.
+    pub(crate) fn request<M>(&self, message: M) -> Request<M> {
+        longshore_grpc::request(message, Some(self.deadline))
+    }
+
+    /// Waits for the answer.
+    pub(crate) async fn answer<T>(
+        &self,
+        sent: impl Future<Output = std::result::Result<Response<T>, Status>>,
+    ) -> Result<T> {
+        let start = Instant::now();
+        let answer = longshore_grpc::answer(Some(self.deadline), sent).await;
+        let result = answer.map_err(|failure| Error::call(self.driver, self.rpc, failure));
+        if let Some(observer) = self.observer {
+            let code = result.as_ref().err().and_then(Error::code).unwrap_or(tonic::Code::Ok);
+            let method = format!("/{}/{}", self.service, self.rpc);
+            observer.observe(self.driver, &method, start.elapsed(), &code_name(code));
+        }
+        result
+    }
+
+    /// Refuses an answer that lacks what the protocol demands.
+    pub(crate) fn demand(&self, present: bool, field: &'static str) -> Result<()> {
+        if present {
+            return Ok(());
+        }
+        Err(Error::Incomplete { driver: self.driver.to_owned(), call: self.rpc, field })
+    }
+}

@@ -1,0 +1,35 @@
+//! The Container Storage Interface, v1: generated types; [`Driver`], the client through which the
+//! node asks a driver for everything; [`Plugin`], the client of a socket on which a driver tells
+//! the node of itself; and [`serve_driver`] and [`serve_registration`], to be such a driver.
+//!
+//! Current limitations: the node's side alone; controllers speak with drivers beside them.
+
+mod access;
+mod call;
+mod driver;
+mod error;
+mod plugin;
+mod server;
+
+pub use access::{access_mode, capability};
+pub use call::Observer;
+pub use driver::{Capabilities, Driver, Options};
+pub use error::Error;
+pub use longshore_grpc::{Code, Server};
+pub use plugin::Plugin;
+pub use server::{serve_driver, serve_registration};
+
+/// What a call gives: its answer, or why there is none.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The messages, clients and server traits generated from `proto/csi`.
+#[allow(missing_docs, clippy::all)]
+pub mod v1 {
+    tonic::include_proto!("csi.v1");
+}
+
+/// The messages, client and server trait generated from `proto/plugins`.
+#[allow(missing_docs, clippy::all)]
+pub mod registration {
+    tonic::include_proto!("pluginregistration");
+}

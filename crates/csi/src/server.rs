@@ -1,0 +1,33 @@
+//! Serves what drivers serve, for a driver that we make ourselves (one of a test).
+
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use longshore_grpc::{Server, service_of};
+use tokio::net::UnixListener;
+use tower::Service as _;
+
+use crate::registration::registration_server::{Registration, RegistrationServer};
+use crate::v1::identity_server::{self, Identity, IdentityServer};
+use crate::v1::node_server::{Node, NodeServer};
+
+/// Serves a driver on this socket. A method that an implementation leaves out is answered with
+/// Unimplemented.
+pub fn serve_driver(listener: UnixListener, identity: impl Identity, node: impl Node) -> Server {
+    let (identity, node) = (IdentityServer::new(identity), NodeServer::new(node));
+    let dispatch = service_fn(move |request: Request<Incoming>| {
+        if service_of(request.uri().path()) == identity_server::SERVICE_NAME {
+            identity.clone().call(request)
+        } else {
+            node.clone().call(request)
+        }
+    });
+    Server::serve(listener, dispatch)
+}
+
+/// Serves the registration of a plugin on this socket.
+pub fn serve_registration(listener: UnixListener, registration: impl Registration) -> Server {
+    let registration = RegistrationServer::new(registration);
+    let dispatch = service_fn(move |request: Request<Incoming>| registration.clone().call(request));
+    Server::serve(listener, dispatch)
+}

@@ -1,0 +1,42 @@
+//! What all calls have in common: the deadline, kept on both sides.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tonic::{Request, Response, Status};
+
+use crate::Failure;
+use crate::failure::NO_ANSWER;
+
+/// A deadline beyond any use, yet one that both gRPC and tokio can count.
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// Puts a message in its envelope. The deadline goes along, so that the peer stops working on what
+/// nobody waits for.
+pub fn request<M>(message: M, deadline: Option<Duration>) -> Request<M> {
+    let mut request = Request::new(message);
+    if let Some(deadline) = deadline {
+        request.set_timeout(deadline.min(LONGEST));
+    }
+    request
+}
+
+/// Waits for the answer to a call, for that long at most; `None`: as long as it takes.
+///
+/// # Errors
+/// Why there is none.
+pub async fn answer<T>(
+    deadline: Option<Duration>,
+    sent: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, Failure> {
+    let answer = match deadline {
+        None => sent.await,
+        // The peer may be too stuck even to accept a connection.
+        Some(deadline) => match timeout(deadline.min(LONGEST), sent).await {
+            Ok(answer) => answer,
+            Err(_) => return Err(Failure::Deadline(NO_ANSWER.to_owned())),
+        },
+    };
+    answer.map(Response::into_inner).map_err(|status| Failure::of(&status))
+}

@@ -1,0 +1,84 @@
+//! The CSI drivers that are registered now. Written by their registrations, read by the volumes.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use longshore_csi::Driver;
+use longshore_metrics::Registry;
+
+use super::error::Error;
+use super::metrics::Calls;
+use super::version::Version;
+
+/// The drivers by their names. A cheap handle; clones share one picture.
+#[derive(Clone)]
+pub struct Drivers {
+    node_name: Arc<str>,
+    known: Arc<Mutex<HashMap<String, Registered>>>,
+    calls: Arc<Calls>,
+}
+
+struct Registered {
+    driver: Driver,
+    version: Version,
+    /// Where it registered.
+    socket: PathBuf,
+}
+
+impl Drivers {
+    /// No drivers yet on the node of that name; how calls to them go is told to `registry`.
+    pub fn new(node_name: &str, registry: &Registry) -> Self {
+        let calls = Arc::new(Calls::new(registry));
+        Self { node_name: node_name.into(), known: Arc::default(), calls }
+    }
+
+    /// The name of the node.
+    pub(crate) fn node_name(&self) -> &str {
+        &self.node_name
+    }
+
+    /// The driver of that name, if it is registered.
+    pub fn get(&self, name: &str) -> Option<Driver> {
+        self.lock().get(name).map(|known| known.driver.clone())
+    }
+
+    /// A client of a driver that is about to be registered.
+    pub(super) fn client(&self, name: &str, endpoint: &str) -> Result<Driver, Error> {
+        let observer: Arc<dyn longshore_csi::Observer> = self.calls.clone();
+        let options = longshore_csi::Options {
+            observer: Some(observer),
+            ..longshore_csi::Options::new(endpoint)
+        };
+        Ok(Driver::new(name, options)?)
+    }
+
+    /// Whether a driver of that name and version may register: no other one is, or an older one.
+    pub(super) fn check(&self, name: &str, version: &Version, socket: &Path) -> Result<(), Error> {
+        match self.lock().get(name) {
+            Some(known) if known.socket != socket && known.version >= *version => {
+                let (driver, version) = (name.to_owned(), known.version.to_string());
+                Err(Error::Duplicate { driver, version })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn add(&self, driver: Driver, version: Version, socket: &Path) {
+        let name = driver.name().to_owned();
+        let registered = Registered { driver, version, socket: socket.to_owned() };
+        self.lock().insert(name, registered);
+    }
+
+    /// Takes a driver away, unless it has come back by another socket. Tells whether it was there.
+    pub(super) fn remove(&self, name: &str, socket: &Path) -> bool {
+        let mut known = self.lock();
+        let is_own = known.get(name).is_some_and(|known| known.socket == socket);
+        is_own && known.remove(name).is_some()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Registered>> {
+        // No code panics while it holds the lock.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

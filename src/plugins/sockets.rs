@@ -1,0 +1,170 @@
+//! The sockets below a directory. What the directory shows is the truth; inotify says when to look,
+//! and tells a socket that was made anew from one that stayed.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures::StreamExt;
+use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
+use tokio::time::sleep;
+use tracing::warn;
+
+/// How deep directories are looked into.
+const DEEPEST: usize = 4;
+/// Plugins remove a socket and make it again; one look after the last step is enough.
+const SETTLE: Duration = Duration::from_millis(20);
+/// When a directory that cannot be watched is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// What happened to a socket.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// It is there, or it was made anew.
+    Appeared(PathBuf),
+    /// It is not there any more.
+    Gone(PathBuf),
+}
+
+/// Follows the sockets below a directory.
+pub(super) struct Sockets {
+    root: PathBuf,
+    watch: Option<Watch>,
+    /// The inodes of the sockets that are known.
+    known: HashMap<PathBuf, u64>,
+    pending: VecDeque<Change>,
+}
+
+struct Watch {
+    events: inotify::EventStream<[u8; 4096]>,
+    directories: HashMap<WatchDescriptor, PathBuf>,
+}
+
+impl Sockets {
+    /// Nothing is known yet; the directory is made when it is first looked at.
+    pub(super) fn open(root: PathBuf) -> Self {
+        Self { root, watch: None, known: HashMap::new(), pending: VecDeque::new() }
+    }
+
+    /// The next change; what is there at first appears.
+    pub(super) async fn next(&mut self) -> Change {
+        loop {
+            if let Some(change) = self.pending.pop_front() {
+                return change;
+            }
+            let made = match &mut self.watch {
+                Some(watch) => watch.next().await,
+                None => Ok(HashSet::new()),
+            };
+            let looked = match made {
+                Ok(made) => self.look(&made),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = looked {
+                warn!(path = %self.root.display(), %error, "plugins cannot be looked for");
+                self.watch = None;
+                sleep(RETRY).await;
+            }
+        }
+    }
+
+    /// Compares what is there with what is known; `made` were made since the last look.
+    fn look(&mut self, made: &HashSet<PathBuf>) -> io::Result<()> {
+        fs::create_dir_all(&self.root)?;
+        // Watched before it is listed: what comes in between is seen twice rather than never.
+        let watch = match &mut self.watch {
+            Some(watch) => watch,
+            None => self.watch.insert(Watch::new()?),
+        };
+        let mut found = HashMap::new();
+        watch.directories.retain(|_, path| path.is_dir());
+        find(&self.root, 0, watch, &mut found)?;
+        for path in self.known.keys().filter(|path| !found.contains_key(*path)) {
+            self.pending.push_back(Change::Gone(path.clone()));
+        }
+        for (path, inode) in &found {
+            if self.known.get(path) != Some(inode) || made.contains(path) {
+                self.pending.push_back(Change::Appeared(path.clone()));
+            }
+        }
+        self.known = found;
+        Ok(())
+    }
+}
+
+impl Watch {
+    fn new() -> io::Result<Self> {
+        let events = Inotify::init()?.into_event_stream([0; 4096])?;
+        Ok(Self { events, directories: HashMap::new() })
+    }
+
+    /// Waits until something happened, and until it is over. Gives what was made meanwhile.
+    async fn next(&mut self) -> io::Result<HashSet<PathBuf>> {
+        let mut made = HashSet::new();
+        let event = self.events.next().await;
+        self.note(event, &mut made)?;
+        loop {
+            tokio::select! {
+                event = self.events.next() => self.note(event, &mut made)?,
+                () = sleep(SETTLE) => return Ok(made),
+            }
+        }
+    }
+
+    fn note(
+        &self,
+        event: Option<io::Result<inotify::EventOwned>>,
+        made: &mut HashSet<PathBuf>,
+    ) -> io::Result<()> {
+        let event = event.ok_or_else(|| io::Error::other("inotify has ended"))??;
+        let makes = event.mask.intersects(EventMask::CREATE | EventMask::MOVED_TO);
+        if let (true, Some(name), Some(directory)) =
+            (makes, event.name, self.directories.get(&event.wd))
+        {
+            made.insert(directory.join(name));
+        }
+        Ok(())
+    }
+}
+
+/// The sockets in a directory and those below it, all of which are watched from then on. Names
+/// that begin with a dot are of others.
+fn find(
+    directory: &Path,
+    depth: usize,
+    watch: &mut Watch,
+    found: &mut HashMap<PathBuf, u64>,
+) -> io::Result<()> {
+    let mask = WatchMask::CREATE
+        | WatchMask::DELETE
+        | WatchMask::MOVE
+        | WatchMask::DELETE_SELF
+        | WatchMask::MOVE_SELF
+        | WatchMask::ONLYDIR;
+    // Adding it again changes nothing.
+    let descriptor = watch.events.watches().add(directory, mask)?;
+    watch.directories.insert(descriptor, directory.to_owned());
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_name().as_bytes().starts_with(b".") {
+            continue;
+        }
+        let path = entry.path();
+        // Entries come and go while they are looked at.
+        let Ok(metadata) = fs::metadata(&path) else { continue };
+        if metadata.file_type().is_socket() {
+            found.insert(path, metadata.ino());
+        } else if metadata.is_dir()
+            && depth < DEEPEST
+            && let Err(error) = find(&path, depth + 1, watch, found)
+            && path.exists()
+        {
+            warn!(path = %path.display(), %error, "plugins are not looked for here");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,192 @@
+//! Volumes that a driver mounts for a pod.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use tracing::{debug, warn};
+
+use super::super::host::mounts::Table;
+use super::super::persistent::{Persistent, Task};
+use super::super::{Error, Inner, Mounted, blocking};
+use super::error;
+use super::notes::Notes;
+use super::paths::{Place, device_name};
+use super::request::Volume;
+use super::staging::{self, Staged};
+
+/// How long a published volume is left before the driver is asked to publish it anew, if it wants
+/// that; upstream's kubelet does so with every sync of the pod, each minute or two.
+const REPUBLISH: Duration = Duration::from_secs(75);
+
+/// Publishes a volume to the pod, staged before if the driver wants that. What stands is kept.
+pub(super) async fn set_up(task: &Task<'_>, volume: &Volume<'_>) -> Result<Mounted, Error> {
+    let place = Place::of_pod(&task.node.root, task.uid(), &task.persistent.spec_name);
+    let stands = stands(task).await?;
+    if !stands || volume.policy.republishes() {
+        let published = publish(task, volume, &place, stands).await;
+        match published {
+            // What the pod has keeps working; it is tried again.
+            Err(error) if stands => {
+                let (pod, volume) = (task.uid(), &task.persistent.spec_name);
+                warn!(pod, volume, "volume not published anew: {error}");
+            }
+            published => published?,
+        }
+    }
+    if volume.policy.republishes() {
+        republish_later(task);
+    }
+    Ok(Mounted { path: place.mount, read_only: task.persistent.read_only, device: None })
+}
+
+/// Whether the volume is published as it should be, since the machine was started.
+pub(super) async fn stands(task: &Task<'_>) -> Result<bool, Error> {
+    let place = Place::of_pod(&task.node.root, task.uid(), &task.persistent.spec_name);
+    blocking(move || {
+        let done = Notes::read(&place.dir)?.is_some_and(|notes| notes.is_done());
+        Ok(done && Table::read()?.has(&place.mount))
+    })
+    .await
+}
+
+async fn publish(
+    task: &Task<'_>,
+    volume: &Volume<'_>,
+    place: &Place,
+    again: bool,
+) -> Result<(), Error> {
+    let attaches = !volume.is_inline() && volume.policy.attaches();
+    let context = match attaches {
+        true => task.node.csi.attached(task, volume).await?,
+        false => Default::default(),
+    };
+    let _held = match volume.is_inline() {
+        true => None,
+        false => Some(task.devices().hold(&volume.device).await),
+    };
+    // By the note the rest is found, from the first call on.
+    let notes = volume.notes(task).in_mode(volume.mode).labelled(volume.label());
+    write(place.dir.clone(), notes.clone().done(again)).await?;
+    if let Err(error) = ask(task, volume, place, context).await {
+        if !again && !error::is_under_way(&error) && !staging::is_noted(task, volume).await? {
+            clear_if_unmounted(place).await;
+        }
+        return Err(error);
+    }
+    if volume.is_for_group(task) {
+        task.give_to_group(place.mount.clone()).await?;
+    }
+    write(place.dir.clone(), notes.done(true)).await
+}
+
+/// Asks the driver to stage the volume, if it wants that and has not, and to publish it.
+async fn ask(
+    task: &Task<'_>,
+    volume: &Volume<'_>,
+    place: &Place,
+    context: BTreeMap<String, String>,
+) -> Result<(), Error> {
+    let staging = match volume.able.stage && !volume.is_inline() {
+        true => Some(staging::stage(task, volume, context.clone()).await?),
+        false => None,
+    };
+    let target = place.mount.display().to_string();
+    let request = volume.publish_request(task, context, staging, target).await?;
+    volume.driver.publish(request).await.map_err(|error| error::Error::from(error).into())
+}
+
+/// Removes what was made for a driver that has refused. What it has mounted nonetheless stays for
+/// the next try.
+pub(super) async fn clear_if_unmounted(place: &Place) {
+    if let Err(error) = clear(place.clone()).await {
+        debug!(path = %place.dir.display(), "not cleared: {error}");
+    }
+}
+
+/// Takes a volume of a pod back from it; the last pod's is unstaged soon.
+pub(super) async fn take_down(node: &Arc<Inner>, uid: &str, name: &str) -> Result<(), Error> {
+    let place = Place::of_pod(&node.root, uid, name);
+    let dir = place.dir.clone();
+    let Some(notes) = blocking(move || Notes::read(&dir)).await? else {
+        // The set-up, or the tear-down, was broken off beyond the driver's part.
+        return clear(place).await;
+    };
+    let (driver, handle) = notes.volume(&place.dir)?;
+    let held = match notes.is_inline() {
+        true => None,
+        false => Some(node.devices.hold(&device_name(driver, handle)).await),
+    };
+    let target = place.mount.display().to_string();
+    let client = node.csi.driver(driver)?;
+    client.unpublish(handle, &target).await.map_err(error::Error::from)?;
+    clear(place).await?;
+    if let Some(held) = held {
+        let staged = Staged::Mount { driver: driver.to_owned(), handle: handle.to_owned() };
+        staging::leave(node, held, uid, staged);
+    }
+    Ok(())
+}
+
+pub(super) async fn write(dir: std::path::PathBuf, notes: Notes) -> Result<(), Error> {
+    blocking(move || notes.write(&dir)).await
+}
+
+/// Removes what is left of a volume that the driver has taken back. Nothing is removed of one that
+/// is mounted still.
+pub(super) async fn clear(place: Place) -> Result<(), Error> {
+    blocking(move || {
+        if Table::read()?.has(&place.mount) {
+            return Err(error::Error::StillMounted(place.mount).into());
+        }
+        remove_target(&place.mount)?;
+        Notes::remove(&place.dir)
+    })
+    .await
+}
+
+/// Removes the directory that a driver should have removed.
+fn remove_target(path: &Path) -> Result<(), Error> {
+    match std::fs::remove_dir(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io("remove directory", path, error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Publishes the volume anew from time to time, until it is taken down.
+fn republish_later(task: &Task<'_>) {
+    let (node, pod) = (Arc::clone(task.node), task.pod.clone());
+    let persistent = task.persistent.clone();
+    let republishing = tokio::spawn(republish(node, pod, persistent));
+    let handle = republishing.abort_handle();
+    task.node.csi.republish_by(task.uid(), &task.persistent.spec_name, Some(handle));
+}
+
+async fn republish(node: Arc<Inner>, pod: Pod, persistent: Persistent) {
+    loop {
+        tokio::time::sleep(REPUBLISH).await;
+        let task = Task { node: &node, pod: &pod, persistent: &persistent };
+        if let Err(error) = republish_once(&task).await {
+            let (pod, volume) = (task.uid(), &persistent.spec_name);
+            warn!(pod, volume, "volume not published anew: {error}");
+        }
+    }
+}
+
+async fn republish_once(task: &Task<'_>) -> Result<(), Error> {
+    use super::super::persistent::PersistentSource as Source;
+    let volume = match &task.persistent.source {
+        Source::Csi(source) => Volume::persistent(task, source).await?,
+        Source::CsiInline(source) => Volume::inline(task, source).await?,
+        _ => return Ok(()),
+    };
+    let place = Place::of_pod(&task.node.root, task.uid(), &task.persistent.spec_name);
+    if volume.policy.republishes() && stands(task).await? {
+        publish(task, &volume, &place, true).await?;
+    }
+    Ok(())
+}

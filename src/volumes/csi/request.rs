@@ -1,0 +1,213 @@
+//! A volume as a driver is asked for it.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    CSIPersistentVolumeSource, CSIVolumeSource, Pod, SecretReference,
+};
+use longshore_csi::v1::volume_capability::{AccessType, BlockVolume, MountVolume};
+use longshore_csi::v1::{NodePublishVolumeRequest, NodeStageVolumeRequest, VolumeCapability};
+use longshore_csi::{Capabilities, Driver, access_mode, capability};
+use longshore_pod::spec;
+
+use super::super::Error;
+use super::super::persistent::Task;
+use super::api::SecretName;
+use super::notes::Notes;
+use super::paths::{attachment_name, device_name, inline_handle};
+use super::policy::{EPHEMERAL, GroupPolicy, PERSISTENT, Policy};
+use super::selinux;
+
+/// What volumes without an access mode are taken for, as those that pods describe.
+const READ_WRITE_ONCE: &str = "ReadWriteOnce";
+
+/// A volume of a driver that is registered.
+pub(super) struct Volume<'a> {
+    pub(super) driver: Driver,
+    pub(super) able: Capabilities,
+    pub(super) policy: Policy,
+    pub(super) handle: String,
+    /// Its unique name among those that pods share.
+    pub(super) device: String,
+    pub(super) mode: &'static str,
+    fs_type: &'a str,
+    attributes: BTreeMap<String, String>,
+    stage_secret: Option<SecretName>,
+    publish_secret: Option<SecretName>,
+    pub(super) expand_secret: Option<SecretName>,
+    /// The label to mount it with.
+    label: Option<String>,
+}
+
+impl<'a> Volume<'a> {
+    pub(super) async fn persistent(
+        task: &Task<'_>,
+        source: &'a CSIPersistentVolumeSource,
+    ) -> Result<Self, Error> {
+        let secret = |field, reference: &Option<SecretReference>| {
+            reference.as_ref().map(|reference| SecretName {
+                field,
+                namespace: reference.namespace.clone().unwrap_or_default(),
+                name: reference.name.clone().unwrap_or_default(),
+            })
+        };
+        let volume = Self {
+            handle: source.volume_handle.clone(),
+            device: device_name(&source.driver, &source.volume_handle),
+            fs_type: source.fs_type.as_deref().unwrap_or_default(),
+            attributes: source.volume_attributes.clone().unwrap_or_default(),
+            stage_secret: secret("NodeStageSecretRef", &source.node_stage_secret_ref),
+            publish_secret: secret("NodePublishSecretRef", &source.node_publish_secret_ref),
+            expand_secret: secret("NodeExpandSecretRef", &source.node_expand_secret_ref),
+            ..Self::of_driver(task, &source.driver, PERSISTENT).await?
+        };
+        let labelled = volume.policy.mounts_labelled() && !task.persistent.block;
+        let label = match labelled && selinux::is_for_one_pod(&task.persistent.access_modes) {
+            true => selinux::label(task.pod),
+            false => None,
+        };
+        Ok(Self { label, ..volume })
+    }
+
+    pub(super) async fn inline(
+        task: &Task<'_>,
+        source: &'a CSIVolumeSource,
+    ) -> Result<Self, Error> {
+        let secret = source.node_publish_secret_ref.as_ref().map(|secret| SecretName {
+            field: "NodePublishSecretRef",
+            namespace: spec::namespace(task.pod).to_owned(),
+            name: secret.name.clone(),
+        });
+        Ok(Self {
+            handle: inline_handle(task.uid(), &task.persistent.spec_name),
+            fs_type: source.fs_type.as_deref().unwrap_or_default(),
+            attributes: source.volume_attributes.clone().unwrap_or_default(),
+            publish_secret: secret,
+            ..Self::of_driver(task, &source.driver, EPHEMERAL).await?
+        })
+    }
+
+    async fn of_driver(task: &Task<'_>, name: &str, mode: &'static str) -> Result<Self, Error> {
+        let csi = &task.node.csi;
+        let driver = csi.driver(name)?;
+        let policy = csi.policy(name).await?;
+        policy.check(mode, name)?;
+        let able = driver.capabilities().await.map_err(super::Error::from)?;
+        Ok(Self {
+            driver,
+            able,
+            policy,
+            handle: String::new(),
+            device: String::new(),
+            mode,
+            fs_type: "",
+            attributes: BTreeMap::new(),
+            stage_secret: None,
+            publish_secret: None,
+            expand_secret: None,
+            label: None,
+        })
+    }
+
+    pub(super) fn is_inline(&self) -> bool {
+        self.mode == EPHEMERAL
+    }
+
+    /// The note of the volume where it is published or mapped.
+    pub(super) fn notes(&self, task: &Task<'_>) -> Notes {
+        let (driver, node) = (self.driver.name(), task.node.csi.node_name());
+        let attachment = attachment_name(&self.handle, driver, node);
+        Notes::new(driver, &self.handle).on_node(&task.persistent.spec_name, node, &attachment)
+    }
+
+    /// The label that it is mounted with, if it is.
+    pub(super) fn label(&self) -> Option<&str> {
+        self.label.as_deref()
+    }
+
+    /// How the volume is to be used, and whether the driver or the node sees to its group.
+    pub(super) fn capability(&self, task: &Task<'_>) -> VolumeCapability {
+        let wanted = task.persistent.access_modes.first().map(String::as_str);
+        let mode = access_mode(wanted.unwrap_or(READ_WRITE_ONCE), self.able);
+        if task.persistent.block {
+            return capability(AccessType::Block(BlockVolume {}), mode);
+        }
+        let group = group(task.pod).filter(|_| self.able.mount_group);
+        let label = self.label.as_ref().map(|label| format!("context=\"{label}\""));
+        let options = task.persistent.mount_options.iter().cloned();
+        let mount = MountVolume {
+            fs_type: self.fs_type.to_owned(),
+            mount_flags: options.chain(label).collect(),
+            volume_mount_group: group.map(|group| group.to_string()).unwrap_or_default(),
+        };
+        capability(AccessType::Mount(mount), mode)
+    }
+
+    /// Whether the node is to give the volume's files to the pod's group.
+    pub(super) fn is_for_group(&self, task: &Task<'_>) -> bool {
+        if self.able.mount_group || task.persistent.read_only || group(task.pod).is_none() {
+            return false;
+        }
+        let modes = &task.persistent.access_modes;
+        let one_writer =
+            || self.is_inline() || modes.iter().any(|mode| mode.starts_with(READ_WRITE_ONCE));
+        match self.policy.group() {
+            GroupPolicy::None => false,
+            GroupPolicy::File => true,
+            GroupPolicy::ReadWriteOnceWithFsType => !self.fs_type.is_empty() && one_writer(),
+        }
+    }
+
+    /// What the driver is asked to stage.
+    pub(super) async fn stage_request(
+        &self,
+        task: &Task<'_>,
+        publish_context: BTreeMap<String, String>,
+        staging_path: String,
+    ) -> Result<NodeStageVolumeRequest, Error> {
+        Ok(NodeStageVolumeRequest {
+            volume_id: self.handle.clone(),
+            publish_context,
+            staging_target_path: staging_path,
+            volume_capability: Some(self.capability(task)),
+            secrets: task.node.csi.secret(self.stage_secret.as_ref()).await?,
+            volume_context: self.attributes.clone(),
+        })
+    }
+
+    /// What the driver is asked to publish.
+    pub(super) async fn publish_request(
+        &self,
+        task: &Task<'_>,
+        publish_context: BTreeMap<String, String>,
+        staging_path: Option<String>,
+        target_path: String,
+    ) -> Result<NodePublishVolumeRequest, Error> {
+        let mut secrets = task.node.csi.secret(self.publish_secret.as_ref()).await?;
+        let mut volume_context = self.attributes.clone();
+        volume_context.extend(self.pod_info(task.pod));
+        // A device has no attributes to read tokens from.
+        if !task.persistent.block {
+            let tokens = self.tokens(task).await?;
+            match self.policy.tokens_are_secret() {
+                true => secrets.extend(tokens),
+                false => volume_context.extend(tokens),
+            }
+        }
+        Ok(NodePublishVolumeRequest {
+            volume_id: self.handle.clone(),
+            publish_context,
+            staging_target_path: staging_path.unwrap_or_default(),
+            target_path,
+            volume_capability: Some(self.capability(task)),
+            readonly: task.persistent.read_only,
+            secrets,
+            volume_context,
+        })
+    }
+}
+
+/// The group that the pod's volumes belong to.
+fn group(pod: &Pod) -> Option<i64> {
+    pod.spec.as_ref()?.security_context.as_ref()?.fs_group
+}

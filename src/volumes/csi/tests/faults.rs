@@ -1,0 +1,194 @@
+//! Drivers that fail, hang and go away; daemons that are killed.
+
+use std::fs;
+use std::time::Duration;
+
+use longshore_csi::Code;
+use longshore_testkit::csi::CsiOptions;
+use longshore_testkit::fakecri::Fault;
+use tokio::time::timeout;
+
+use super::super::recover;
+use super::world::{DRIVER, World, unattached, until, user};
+
+fn failure(code: Code) -> Fault {
+    Fault::Error(code, "as you asked".to_owned())
+}
+
+async fn world() -> World {
+    let world = World::start(CsiOptions::new(DRIVER), unattached()).await;
+    world.volume("pv", serde_json::json!({}));
+    world
+}
+
+#[tokio::test]
+async fn what_a_driver_refuses_leaves_nothing_and_what_it_may_have_begun_stays_noted() {
+    let world = world().await;
+    let pod = user("u1", "pv");
+    let notes = |path: &str| world.root.join("node").join(path).join("vol_data.json").exists();
+    let published = "pods/u1/volumes/kubernetes.io~csi/pv";
+    for (method, operation) in
+        [("NodeStageVolume", "MountVolume.MountDevice"), ("NodePublishVolume", "MountVolume.SetUp")]
+    {
+        for (code, noted) in [(Code::Internal, false), (Code::Aborted, true)] {
+            world.driver.inject(method, failure(code));
+            let error = world.mount(&pod).await.unwrap_err();
+            let expected = format!(
+                "{operation} failed for volume \"pv\" : csi.example.com: {method}: rpc error: code = {code:?} desc = as you asked"
+            );
+            assert_eq!(error, expected);
+            // What is staged is known by the pod's note too, so that its end takes it back.
+            let staged = method == "NodePublishVolume";
+            assert_eq!(notes(published), noted || staged, "{method} {code:?}");
+        }
+        world.driver.release(method);
+    }
+    world.mount(&pod).await.unwrap();
+    world.remove(&pod).await.unwrap();
+    world.until_clean().await;
+}
+
+#[tokio::test]
+async fn a_pod_that_never_started_leaves_nothing_staged() {
+    for (method, code) in [
+        ("NodePublishVolume", Code::Internal),
+        ("NodePublishVolume", Code::DeadlineExceeded),
+        ("NodeStageVolume", Code::Internal),
+        ("NodeStageVolume", Code::Aborted),
+    ] {
+        let world = world().await;
+        let pod = user("u1", "pv");
+        world.driver.inject(method, failure(code));
+        world.mount(&pod).await.unwrap_err();
+        world.remove(&pod).await.unwrap();
+        world.until_clean().await;
+        let uncertain = code != Code::Internal;
+        let expected = usize::from(method == "NodePublishVolume" || uncertain);
+        assert_eq!(world.driver.count("NodeUnstageVolume"), expected, "{method} {code:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_volume_is_taken_down_when_its_driver_is_back() {
+    let mut world = world().await;
+    let pod = user("u1", "pv");
+    let path = world.mount(&pod).await.unwrap()["data"].path.clone();
+    fs::write(path.join("file"), "kept").unwrap();
+    world.driver.withdraw().unwrap();
+    world.until_registered(false).await;
+    let error = world.remove(&pod).await.unwrap_err();
+    assert!(
+        error.contains("csi.example.com not found in the list of registered CSI drivers"),
+        "{error}"
+    );
+    assert!(path.join("file").exists(), "nothing of it is touched meanwhile");
+    world.driver.announce().unwrap();
+    world.until_registered(true).await;
+    world.driver.inject("NodeUnpublishVolume", failure(Code::Internal));
+    assert!(world.remove(&pod).await.is_err());
+    assert!(path.join("file").exists());
+    world.driver.release("NodeUnpublishVolume");
+    // Nobody waits for what is tried again by itself.
+    world.driver.inject("NodeUnstageVolume", failure(Code::Internal));
+    world.remove(&pod).await.unwrap();
+    until("it is tried to unstage it", || world.driver.count("NodeUnstageVolume") > 0).await;
+    assert!(!world.root.join("node/pods/u1").exists());
+    world.driver.release("NodeUnstageVolume");
+    world.until_clean().await;
+    assert!(world.root.join("driver/volumes/handle-of-pv/file").exists());
+}
+
+#[tokio::test]
+async fn a_volume_that_is_wanted_again_is_staged_again() {
+    let world = world().await;
+    let (one, two) = (user("u1", "pv"), user("u2", "pv"));
+    world.mount(&one).await.unwrap();
+    world.driver.inject("NodeUnstageVolume", failure(Code::Internal));
+    world.remove(&one).await.unwrap();
+    until("it is tried to unstage it", || world.driver.count("NodeUnstageVolume") > 0).await;
+    world.mount(&two).await.unwrap();
+    assert_eq!(world.driver.count("NodeStageVolume"), 2, "it may be half unstaged");
+    world.driver.release("NodeUnstageVolume");
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    assert_eq!(world.driver.count("NodeUnstageVolume"), 1, "it is in use");
+    world.remove(&two).await.unwrap();
+    world.until_clean().await;
+}
+
+#[tokio::test]
+async fn a_driver_that_hangs_holds_up_its_volume_alone() {
+    let world = world().await;
+    world.volume("other", serde_json::json!({}));
+    let (stuck, well) = (user("u1", "pv"), user("u2", "other"));
+    world.driver.inject("NodePublishVolume", Fault::Hang);
+    assert!(timeout(Duration::from_millis(500), world.mount(&stuck)).await.is_err());
+    let other = tokio::spawn({
+        let volumes = world.volumes.clone();
+        async move { volumes.mount(&well).await.map_err(|error| error.to_string()) }
+    });
+    // Its own call hangs as well, but is made: nothing waits for the first.
+    until("the other is published", || world.driver.count("NodePublishVolume") == 2).await;
+    world.driver.release("NodePublishVolume");
+    other.await.unwrap().unwrap();
+    world.mount(&stuck).await.unwrap();
+    for pod in [stuck, user("u2", "other")] {
+        world.remove(&pod).await.unwrap();
+    }
+    world.until_clean().await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_comes_later_asks_nothing_of_what_stands() {
+    let mut world = world().await;
+    let pod = user("u1", "pv");
+    world.mount(&pod).await.unwrap();
+    world.restart();
+    recover(&world.volumes.inner).await;
+    world.mount(&pod).await.unwrap();
+    assert_eq!(world.calls(), ["Stage", "Publish"]);
+    // As the Go kubelet leaves it: what is not known to be done is done again.
+    let dir = world.root.join("node/pods/u1/volumes/kubernetes.io~csi/pv");
+    let notes = fs::read_to_string(dir.join("vol_data.json")).unwrap();
+    let mut notes: serde_json::Value = serde_json::from_str(&notes).unwrap();
+    notes.as_object_mut().unwrap().remove("doneInBoot").unwrap();
+    fs::write(dir.join("vol_data.json"), notes.to_string()).unwrap();
+    world.restart();
+    world.mount(&pod).await.unwrap();
+    assert_eq!(world.calls(), ["Stage", "Publish", "Publish"]);
+    world.restart();
+    world.remove(&pod).await.unwrap();
+    world.until_clean().await;
+}
+
+#[tokio::test]
+async fn what_was_begun_before_a_kill_is_finished_or_taken_back() {
+    for (method, fault) in [
+        ("NodeStageVolume", Fault::Hang),
+        ("NodeStageVolume", Fault::HangReply),
+        ("NodePublishVolume", Fault::Hang),
+        ("NodePublishVolume", Fault::HangReply),
+    ] {
+        for finish in [true, false] {
+            let mut world = world().await;
+            let pod = user("u1", "pv");
+            world.driver.inject(method, fault.clone());
+            // What runs in this runtime ends with it, as a process does that is killed.
+            let daemon = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+            let (volumes, begun) = (world.volumes.clone(), pod.clone());
+            daemon.spawn(async move { volumes.mount(&begun).await.map(drop) });
+            until("the call is made", || world.driver.count(method) == 1).await;
+            let ended = move || daemon.shutdown_timeout(Duration::from_secs(10));
+            tokio::task::spawn_blocking(ended).await.unwrap();
+            world.restart();
+            world.driver.release(method);
+            recover(&world.volumes.inner).await;
+            if finish {
+                world.mount(&pod).await.unwrap();
+                let path = world.root.join("node/pods/u1/volumes/kubernetes.io~csi/pv/mount/file");
+                fs::write(path, "").unwrap();
+            }
+            world.remove(&pod).await.unwrap();
+            world.until_clean().await;
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Volumes of a driver of our own, on real mounts (as root), with an apiserver of a few lines.
+
+mod devices;
+mod faults;
+mod mounts;
+mod pure;
+mod world;
