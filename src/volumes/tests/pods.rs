@@ -241,8 +241,8 @@ async fn errors_name_volume_and_reason() {
             set_up("unsupported fieldPath: spec.nodeName"),
         ),
         (
-            json!({"iscsi": {"targetPortal": "p", "iqn": "i", "lun": 0}}),
-            "volume \"v\": kind iscsi is not supported yet".to_owned(),
+            json!({"glusterfs": {"endpoints": "e", "path": "p"}}),
+            "volume \"v\": kind glusterfs is not supported yet".to_owned(),
         ),
     ];
     for (mut source, expected) in cases {
