@@ -128,7 +128,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     }
 
     // the apiserver, if there is one, and the recorder of events
-    let limits = |qps, burst| Limits { qps, burst, timeout: API_TIMEOUT };
+    let limits = |qps, burst| Limits { component: "kubelet", qps, burst, timeout: API_TIMEOUT };
     let once = config.kubelet.run_once;
     let mut certificate = match once {
         true => None,

@@ -102,7 +102,7 @@ impl ClientCertificate {
                 }
             }
         }
-        let credentials = Credentials { kubeconfig: files.kubeconfig.clone(), identity: None };
+        let credentials = Credentials::of(&files.kubeconfig);
         if !rotate && credential == Credential::Own {
             return Ok(Some(Self { credentials, keeper: None }));
         }
@@ -154,7 +154,7 @@ impl Connect {
                 files.adopt_bootstrap()?;
                 let kubeconfig = files.bootstrap.ok_or_else(|| NO_BOOTSTRAP.to_owned())?;
                 info!(kubeconfig = %kubeconfig.display(), "asking with the bootstrap credential");
-                Credentials { kubeconfig, identity: None }
+                Credentials::of(&kubeconfig)
             }
         };
         let client = client::connect(&credentials, self.limits, self.metrics).await;

@@ -22,7 +22,7 @@ use base64::engine::general_purpose::STANDARD;
 use kube::config::{AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
-use super::{ClientError, Credentials, Limits, SILENCE, Standing};
+use super::{ClientError, Credentials, Limits, SILENCE, Standing, Way};
 
 /// The extension of a cluster's entry that names its further servers.
 const SERVERS: &str = "longshore/servers";
@@ -43,10 +43,10 @@ pub(super) async fn endpoints(
     standing: &Standing,
     limits: Limits,
 ) -> Result<Vec<Endpoint>, ClientError> {
-    let path = &credentials.kubeconfig;
-    let error = |source| ClientError::Kubeconfig { path: path.clone(), source: Box::new(source) };
-    let invalid = |reason| ClientError::Invalid { path: path.clone(), reason };
-    let mut kubeconfig = Kubeconfig::read_from(path).map_err(error)?;
+    let way = &credentials.way;
+    let error = |source| ClientError::Kubeconfig { way: way.clone(), source: Box::new(source) };
+    let invalid = |reason| ClientError::Invalid { way: way.clone(), reason };
+    let mut kubeconfig = way.kubeconfig()?;
     if let (Some(identity), Standing::Kept(_)) = (&credentials.identity, standing) {
         show(&mut kubeconfig, &identity.path).map_err(invalid)?;
     }
@@ -71,7 +71,7 @@ pub(super) async fn endpoints(
         // callers know best what may be sent twice, and each retry would pass by the rate limit
         config.default_retry = false;
         let client = Client::try_from(config).map_err(|source| ClientError::Connection {
-            path: path.clone(),
+            way: way.clone(),
             source: Box::new(source),
         })?;
         endpoints.push(Endpoint { url, host, client });
@@ -124,6 +124,17 @@ pub(super) fn servers(cluster: &Cluster) -> Result<Vec<String>, String> {
     Ok(servers)
 }
 
+/// Puts a server in the place of all that the current cluster has.
+pub(super) fn replace_server(kubeconfig: &mut Kubeconfig, server: &str) -> Result<(), String> {
+    let name = current_context(kubeconfig)?.cluster;
+    let clusters = kubeconfig.clusters.iter_mut().filter(|named| named.name == name);
+    for cluster in clusters.filter_map(|named| named.cluster.as_mut()) {
+        cluster.server = Some(server.to_owned());
+        cluster.extensions = None;
+    }
+    Ok(())
+}
+
 fn current_context(kubeconfig: &Kubeconfig) -> Result<Context, String> {
     let name = kubeconfig.current_context.as_deref().ok_or("it has no current-context")?;
     let found = kubeconfig.contexts.iter().find(|named| named.name == name);
@@ -154,9 +165,9 @@ pub(crate) fn decoded(data: &str) -> Result<Vec<u8>, String> {
 /// The files behind a client with the time that each was changed.
 pub(super) type Stamp = Vec<(PathBuf, Option<SystemTime>)>;
 
-pub(super) fn stamp(kubeconfig: &Path) -> Stamp {
-    let mut files = vec![kubeconfig.to_owned()];
-    if let Ok(content) = Kubeconfig::read_from(kubeconfig) {
+pub(super) fn stamp(way: &Way) -> Stamp {
+    let mut files: Vec<PathBuf> = way.file().map(Path::to_owned).into_iter().collect();
+    if let Ok(content) = way.kubeconfig() {
         let clusters = content.clusters.into_iter().filter_map(|named| named.cluster);
         files.extend(
             clusters.filter_map(|cluster| cluster.certificate_authority).map(PathBuf::from),

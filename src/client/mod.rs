@@ -1,4 +1,4 @@
-//! The way to the apiserver: a [`kube::Client`] from a kubeconfig file that keeps to a rate limit,
+//! The way to the apiserver: a [`kube::Client`] from a kubeconfig, or what stands for one, that keeps to a rate limit,
 //! gives up on a silent server, goes to another one if the cluster has several, and takes up
 //! renewed certificates and edits of the kubeconfig.
 //!
@@ -12,6 +12,7 @@ mod kubeconfig;
 #[cfg(test)]
 mod tests;
 mod transport;
+mod way;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,6 +26,7 @@ use tokio::sync::watch;
 pub use self::bucket::TokenBucket;
 pub(crate) use self::kubeconfig::{current_cluster, current_user, decoded};
 use self::transport::{Shared, Transport};
+pub use self::way::Way;
 
 /// How long a connection may be silent; a watch hears a bookmark each minute.
 const SILENCE: Duration = Duration::from_secs(300);
@@ -33,26 +35,26 @@ const SILENCE: Duration = Duration::from_secs(300);
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The kubeconfig, or a file that it names, cannot be used.
-    #[error("kubeconfig {}: {source}", path.display())]
+    #[error("{way}: {source}")]
     Kubeconfig {
-        /// The kubeconfig file.
-        path: PathBuf,
+        /// Where it comes from.
+        way: Way,
         /// What is wrong with it.
         source: Box<KubeconfigError>,
     },
     /// The kubeconfig says what cannot be.
-    #[error("kubeconfig {}: {reason}", path.display())]
+    #[error("{way}: {reason}")]
     Invalid {
-        /// The kubeconfig file.
-        path: PathBuf,
+        /// Where it comes from.
+        way: Way,
         /// What is wrong with it.
         reason: String,
     },
     /// The credentials cannot be used for a connection.
-    #[error("kubeconfig {}: {source}", path.display())]
+    #[error("{way}: {source}")]
     Connection {
-        /// The kubeconfig file.
-        path: PathBuf,
+        /// Where they come from.
+        way: Way,
         /// What is wrong with it.
         source: Box<kube::Error>,
     },
@@ -61,6 +63,8 @@ pub enum ClientError {
 /// The manners of one client.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
+    /// Who asks, as the header `User-Agent` begins.
+    pub component: &'static str,
     /// Requests in a second; 0: no limit.
     pub qps: i32,
     /// Requests at once.
@@ -72,8 +76,8 @@ pub struct Limits {
 /// Where a client is to go, and as whom.
 #[derive(Debug, Clone)]
 pub struct Credentials {
-    /// The kubeconfig: the cluster, and the user unless there is an identity.
-    pub kubeconfig: PathBuf,
+    /// The way to the cluster, and the user unless there is an identity.
+    pub way: Way,
     /// A pair that the daemon keeps by itself.
     pub identity: Option<Identity>,
 }
@@ -81,12 +85,19 @@ pub struct Credentials {
 impl Credentials {
     /// Those of a kubeconfig alone.
     pub fn of(kubeconfig: &Path) -> Self {
-        Self { kubeconfig: kubeconfig.to_owned(), identity: None }
+        Way::Kubeconfig(kubeconfig.to_owned()).into()
     }
 
     fn standing(&self) -> Standing {
         let identity = self.identity.as_ref();
         identity.map_or(Standing::Kubeconfig, |identity| identity.standing.borrow().clone())
+    }
+}
+
+impl From<Way> for Credentials {
+    /// Those that the way itself has.
+    fn from(way: Way) -> Self {
+        Self { way, identity: None }
     }
 }
 

@@ -23,7 +23,8 @@ fn metrics() -> RestClient {
     RestClient::new(&longshore_metrics::Registry::default())
 }
 
-const LIMITS: Limits = Limits { qps: 0, burst: 0, timeout: Duration::from_millis(300) };
+const LIMITS: Limits =
+    Limits { component: "kubelet", qps: 0, burst: 0, timeout: Duration::from_millis(300) };
 
 async fn serve(router: Router) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

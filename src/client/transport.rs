@@ -92,7 +92,7 @@ impl Shared {
         let now = Instant::now();
         let bucket = (limits.qps > 0)
             .then(|| TokenBucket::new(f64::from(limits.qps), f64::from(limits.burst.max(1)), now));
-        let stamp = stamp(&credentials.kubeconfig);
+        let stamp = stamp(&credentials.way);
         let standing = credentials.standing();
         let servers = match &standing {
             Standing::Lacking(_) => Vec::new(),
@@ -124,7 +124,7 @@ impl Shared {
                 tokio::time::sleep(wait).await;
             }
         }
-        request.headers_mut().insert(USER_AGENT, user_agent());
+        request.headers_mut().insert(USER_AGENT, user_agent(self.limits.component));
         self.await_credential().await?;
         let mut servers = self.servers().await;
         // those that are down come last, for when all are
@@ -220,11 +220,11 @@ impl Shared {
     }
 
     async fn reload(&self, standing: Standing) {
-        let kubeconfig = &self.credentials.kubeconfig;
-        let stamp = stamp(kubeconfig);
+        let way = &self.credentials.way;
+        let stamp = stamp(way);
         match servers(&self.credentials, &standing, self.limits).await {
             Ok(servers) => {
-                info!(kubeconfig = %kubeconfig.display(), "credentials reloaded");
+                info!("credentials of the {way} reloaded");
                 let mut current = locked(&self.current);
                 let old = std::mem::replace(&mut current.servers, servers);
                 (current.stamp, current.standing) = (stamp, standing);
@@ -313,13 +313,13 @@ pub(super) fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn user_agent() -> HeaderValue {
+fn user_agent(component: &'static str) -> HeaderValue {
     let text = format!(
-        "kubelet/{KUBERNETES_VERSION} (linux/{}) longshore/{}",
+        "{component}/{KUBERNETES_VERSION} (linux/{}) longshore/{}",
         go_arch(),
         env!("CARGO_PKG_VERSION")
     );
-    HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("kubelet"))
+    HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(component))
 }
 
 impl Service<Request<Body>> for Transport {

@@ -260,11 +260,6 @@ impl<T> Parsed<T> {
         Ok(())
     }
 
-    /// All given flags with their values.
-    pub(super) fn values(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        self.values.iter().map(|(flag, value)| (flag.name, value.as_str()))
-    }
-
     /// The given flags that work, but whose setting belongs in the configuration file.
     pub(super) fn deprecated(&self) -> impl Iterator<Item = &'static str> + '_ {
         self.given(|flag| flag.deprecated && !flag.target.is_ignored())

@@ -1,17 +1,16 @@
-//! The way of kube-proxy to the apiserver: a kubeconfig, or the service account of its pod.
+//! The way of kube-proxy to the apiserver: a kubeconfig, `--master`, or the service account of its pod.
 //!
-//! Current limitations: with `--master`, and in a pod, certificates in files are read once (tokens
-//! are followed), and `clientConnection.qps` and `burst` do not hold: there are three watches and
-//! few events; nor are its requests counted (`rest_client_*`). `contentType` is JSON, whatever is asked for.
+//! Current limitations: `contentType` is JSON, whatever is asked for.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
-use kube::{Client, Config};
+use axum::http::Uri;
+use kube::Client;
 use longshore_metrics::RestClient;
 
-use crate::client::{self, ClientError, Credentials, Limits};
+use super::COMPONENT;
+use crate::client::{self, ClientError, Limits, Way};
 use crate::config::ProxyConfig;
 
 /// How long the apiserver may take to begin an answer.
@@ -20,26 +19,12 @@ const TIMEOUT: Duration = Duration::from_secs(15);
 /// Why there is no client.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kubeconfig cannot be used.
+    /// The credentials cannot be used.
     #[error(transparent)]
-    Kubeconfig(#[from] ClientError),
-    /// The kubeconfig cannot be read.
-    #[error("kubeconfig {}: {source}", path.display())]
-    Read {
-        /// The kubeconfig file.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: Box<KubeconfigError>,
-    },
-    /// No kubeconfig is named, and this is no pod either.
-    #[error("no kubeconfig is given, and this is no pod of a cluster: {0}")]
-    NoPod(#[from] InClusterError),
+    Client(#[from] ClientError),
     /// The address of the apiserver is none.
     #[error("--master: {0:?} is no address of an apiserver")]
     Master(String),
-    /// The credentials cannot be used for a connection.
-    #[error("client of the apiserver: {0}")]
-    Connection(#[from] kube::Error),
 }
 
 /// The kubeconfig that the settings name.
@@ -54,30 +39,47 @@ pub(super) async fn connect(config: &ProxyConfig, told: RestClient) -> Result<Cl
     // part of a request a second is one; a negative number is no limit
     #[allow(clippy::cast_possible_truncation, reason = "it saturates")]
     let qps = connection.qps.max(0.0).ceil() as i32;
-    let limits = Limits { qps, burst: connection.burst, timeout: TIMEOUT };
-    let mut ours = match (kubeconfig(config), &config.master) {
-        (Some(path), None) => {
-            return Ok(client::connect(&Credentials::of(path), limits, told).await?);
-        }
-        (Some(path), Some(_)) => {
-            let error = |source| Error::Read { path: path.to_owned(), source: Box::new(source) };
-            let kubeconfig = Kubeconfig::read_from(path).map_err(error)?;
-            let options = KubeConfigOptions::default();
-            Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(error)?
-        }
-        // without credentials, as one asks a port of one's own machine
-        (None, Some(master)) => Config::new(uri(master)?),
-        (None, None) => Config::incluster()?,
-    };
-    if let Some(master) = &config.master {
-        ours.cluster_url = uri(master)?;
-    }
-    ours.connect_timeout = Some(TIMEOUT);
-    ours.write_timeout = Some(TIMEOUT);
-    Ok(Client::try_from(ours)?)
+    let limits = Limits { component: COMPONENT, qps, burst: connection.burst, timeout: TIMEOUT };
+    Ok(client::connect(&way(config)?.into(), limits, told).await?)
 }
 
-fn uri(master: &str) -> Result<axum::http::Uri, Error> {
-    let uri: Option<axum::http::Uri> = master.parse().ok();
-    uri.filter(|uri| uri.host().is_some()).ok_or_else(|| Error::Master(master.to_owned()))
+fn way(config: &ProxyConfig) -> Result<Way, Error> {
+    let master = config.master.as_deref().map(address).transpose()?;
+    Ok(match (kubeconfig(config).map(Path::to_owned), master) {
+        (Some(path), None) => Way::Kubeconfig(path),
+        (Some(kubeconfig), Some(master)) => Way::Redirected { kubeconfig, master },
+        (None, Some(master)) => Way::Master(master),
+        (None, None) => Way::Pod,
+    })
+}
+
+/// The URL of a server; one without a scheme is asked in clear, as upstream has it.
+fn address(master: &str) -> Result<String, Error> {
+    let url = if master.contains("://") { master.to_owned() } else { format!("http://{master}") };
+    let whole = |uri: &Uri| {
+        matches!(uri.scheme_str(), Some("http" | "https"))
+            && uri.host().is_some_and(|host| !host.is_empty())
+    };
+    let is_good = url.parse::<Uri>().is_ok_and(|uri| whole(&uri));
+    if is_good { Ok(url) } else { Err(Error::Master(master.to_owned())) }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_a_host() {
+        for (master, expected) in [
+            ("https://10.0.0.1:6443", "https://10.0.0.1:6443"),
+            ("10.0.0.1:8080", "http://10.0.0.1:8080"),
+            ("http://[fd00::1]:8080", "http://[fd00::1]:8080"),
+        ] {
+            assert_eq!(address(master).unwrap(), expected);
+        }
+        for master in ["", "https://", "http://a b", "://x"] {
+            assert!(address(master).is_err(), "{master}");
+        }
+    }
 }

@@ -1,12 +1,14 @@
 //! What kube-proxy tells on its own port, under upstream's names.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use longshore_metrics::{
-    Buckets, Counter, Family as Series, Gauge, Healthchecks, Histogram, Registry, RestClient,
-    Version, tell_version, watch_process,
+    Buckets, Counter, Family as Series, Gauge, Healthchecks, Histogram, Kind, Labels, Registry,
+    RestClient, Version, tell_version, watch_process,
 };
 use longshore_proxy::Family;
+use longshore_proxy::accounting;
 use longshore_proxy::proxier::{Failed, Rules, Synced};
 
 use crate::config::{KUBERNETES_VERSION, go_arch};
@@ -20,6 +22,7 @@ pub(super) struct Metrics {
     /// The page `/metrics/slis`.
     pub(super) slis: Registry,
     pub(super) rest_client: RestClient,
+    pub(super) packets: Packets,
     checks: Healthchecks,
     sync: Series<Histogram, 1>,
     full: Series<Histogram, 1>,
@@ -40,6 +43,47 @@ pub(super) struct Metrics {
     flows: Series<Counter, 1>,
     healthz: Series<Counter, 1>,
     livez: Series<Counter, 1>,
+}
+
+/// The kernel's counters, with what they were when they were read last.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Packets(Arc<[Mutex<Option<u64>>; PACKETS.len()]>);
+
+/// Counters by their name in the kernel, as metrics.
+const PACKETS: [(&str, &str, &str); 2] = [
+    (
+        accounting::INVALID_DROPPED,
+        "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+        "packets dropped by iptables to work around conntrack problems",
+    ),
+    (
+        accounting::LOCALHOST_NODE_PORTS,
+        "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
+        "Number of packets accepted on nodeports of loopback interface",
+    ),
+];
+
+impl Packets {
+    fn new(registry: &Registry) -> Self {
+        let packets = Self::default();
+        let read = packets.clone();
+        registry.collect(move |text| {
+            for ((_, name, help), value) in PACKETS.iter().zip(&*read.0) {
+                if let Some(value) = *value.lock().unwrap_or_else(PoisonError::into_inner) {
+                    text.family(name, help, Kind::Counter).add(&Labels::NONE, value as f64);
+                }
+            }
+        });
+        packets
+    }
+
+    /// Reads them; one that the kernel does not have is not told of.
+    pub(super) async fn read(&self) {
+        for ((counter, ..), value) in PACKETS.iter().zip(&*self.0) {
+            let packets = accounting::packets(counter).await.unwrap_or_default();
+            *value.lock().unwrap_or_else(PoisonError::into_inner) = packets;
+        }
+    }
 }
 
 /// What something changed of.
@@ -152,6 +196,7 @@ impl Metrics {
                 ["code"],
             ),
             rest_client: RestClient::new(&registry),
+            packets: Packets::new(&registry),
             checks: Healthchecks::new(&slis),
             registry,
             slis,

@@ -12,17 +12,31 @@ use axum::Router;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use longshore_metrics::{CONTENT_TYPE, Registry};
+use longshore_metrics::CONTENT_TYPE;
 use longshore_proxy::config::Mode;
 use longshore_proxy::health::{Answer, Health, Moment};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tracing::{info, warn};
 
+use super::COMPONENT;
 use super::metrics::Metrics;
 use crate::config::ProxyConfig;
-use crate::server::serve_plain;
+use crate::server::{Zpages, serve_plain};
 
+/// What it is and how it was started, on the port of the metrics.
+const ZPAGES: Zpages = Zpages {
+    component: COMPONENT,
+    paths: &[
+        "/configz",
+        "/flagz",
+        "/healthz",
+        "/healthz/ping",
+        "/metrics",
+        "/metrics/slis",
+        "/proxyMode",
+    ],
+};
 /// The pause before a port that is taken is tried again.
 const PAUSE: Duration = Duration::from_secs(5);
 const NO_SNIFF: (HeaderName, &str) = (header::X_CONTENT_TYPE_OPTIONS, "nosniff");
@@ -97,9 +111,16 @@ pub(super) fn health_routes(health: &SharedHealth, metrics: &Metrics) -> Router 
 
 /// The metrics, and what else tells of the process.
 pub(super) fn metrics_routes(config: &ProxyConfig, metrics: &Metrics) -> Router {
-    let page = |registry: &Registry| {
-        let registry = registry.clone();
-        get(async move || ([(header::CONTENT_TYPE, CONTENT_TYPE)], registry.text()))
+    let slis = {
+        let slis = metrics.slis.clone();
+        get(async move || ([(header::CONTENT_TYPE, CONTENT_TYPE)], slis.text()))
+    };
+    let counted = {
+        let metrics = metrics.clone();
+        get(async move || {
+            metrics.packets.read().await;
+            ([(header::CONTENT_TYPE, CONTENT_TYPE)], metrics.registry.text())
+        })
     };
     let text = |text: String| {
         get(async move || {
@@ -116,13 +137,14 @@ pub(super) fn metrics_routes(config: &ProxyConfig, metrics: &Metrics) -> Router 
     };
     let ok = || text("ok".to_owned());
     Router::new()
-        .route("/metrics", page(&metrics.registry))
-        .route("/metrics/slis", page(&metrics.slis))
+        .route("/metrics", counted)
+        .route("/metrics/slis", slis)
         .route("/proxyMode", text(mode.to_owned()))
         .route("/configz", configz)
         .route("/healthz", ok())
         .route("/healthz/ping", ok())
         .route("/livez", ok())
+        .merge(ZPAGES.routes(&config.gates, &config.flags))
 }
 
 /// Serves a port until dropped. One that cannot be opened is an error if `hard`, else it is tried

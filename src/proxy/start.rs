@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use longshore_proxy::Family;
+use longshore_proxy::accounting;
 use longshore_proxy::apply::{self, Backend, Iptables, Leftovers, Limits};
 use longshore_proxy::config::{KubeProxyConfiguration, LocalMode, Machine, Mode};
 use longshore_proxy::model::{self, Tracker};
@@ -45,6 +46,7 @@ pub(super) async fn set_up(
     let mut machine = Machine {
         random_fully: backend.random_fully(),
         tcp_be_liberal: sysctls.get(BE_LIBERAL).is_ok_and(|value| value == 1),
+        accounting: accounting::ensure().await,
         ..Machine::default()
     };
     follow_node(&mut machine, settings, &own);
@@ -71,6 +73,9 @@ pub(super) async fn set_up(
     }
     let mut engines = Vec::new();
     for iptables in families {
+        if let Err(error) = apply::cleanup_nftables(iptables.family()).await {
+            warn!(family = %iptables.family(), %error, "rules of nftables mode are left");
+        }
         let other = match settings.mode {
             Mode::Userspace => Leftovers::IpTables,
             _ => Leftovers::Userspace,

@@ -51,6 +51,7 @@ pub use self::figures::Figures;
 pub use self::metrics::Requests;
 use self::tls::Tls;
 pub use self::tls::TlsError;
+pub(crate) use self::zpages::Zpages;
 use crate::config::Config;
 use crate::metrics::Metrics;
 

@@ -7,11 +7,16 @@ use axum::http::StatusCode;
 use axum::routing::any;
 use longshore_cri::Runtime;
 
+use super::zpages::Zpages;
 use super::{
     Host, Refusal, checkpoint, configz, debug, figures, health, logs, metrics, node_logs, pods,
-    streaming, zpages,
+    streaming,
 };
 use crate::config::Config;
+
+/// What it is and how it was started.
+const ZPAGES: Zpages =
+    Zpages { component: "kubelet", paths: &["/configz", "/debug", "/healthz", "/metrics"] };
 
 /// What the read-only port serves, and the control plane's beside more. Nothing here changes
 /// anything or reaches into a pod.
@@ -35,7 +40,7 @@ pub(super) fn control_plane(config: &Config, host: &Arc<dyn Host>, runtime: Runt
         .merge(node_logs::routes(&config.kubelet))
         .merge(debug::routes(&config.kubelet))
         .merge(configz::routes(&config.kubelet))
-        .merge(zpages::routes(config))
+        .merge(ZPAGES.routes(&config.gates, &config.flags))
 }
 
 /// What stands in for handlers that the settings do not want.

@@ -15,7 +15,7 @@ use k8s_openapi::jiff::{Timestamp, Unit};
 use serde_json::{Value, json};
 
 use super::Refusal;
-use crate::config::{Config, KUBERNETES_VERSION};
+use crate::config::{FeatureGates, KUBERNETES_VERSION};
 
 const HEADER: &str = "Warning: This endpoint is not meant to be machine parseable, has no \
                       formatting compatibility guarantees and is for debugging purposes only.";
@@ -23,20 +23,104 @@ const HEADER: &str = "Warning: This endpoint is not meant to be machine parseabl
 const CLASSIFIED: &str = "CLASSIFIED";
 /// Flags whose values are nobody's business.
 const SECRET_FLAGS: [&str; 1] = ["manifest-url-header"];
-/// Other pages that are worth a look.
-const PATHS: [&str; 4] = ["/configz", "/debug", "/healthz", "/metrics"];
 
-pub(super) fn routes(config: &Config) -> Router {
-    let mut router = Router::new();
-    if config.gates.enabled("ComponentFlagz") {
-        let flags = Arc::new(shown(&config.flags));
-        router = router.route("/flagz", get(async move |headers| flagz(&flags, &headers)));
+/// The pages of one component.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Zpages {
+    /// Whose they are.
+    pub(crate) component: &'static str,
+    /// Other pages that are worth a look.
+    pub(crate) paths: &'static [&'static str],
+}
+
+impl Zpages {
+    /// The pages that the gates let be, with all flags and their values.
+    pub(crate) fn routes(
+        self,
+        gates: &FeatureGates,
+        flags: &BTreeMap<&'static str, String>,
+    ) -> Router {
+        let mut router = Router::new();
+        if gates.enabled("ComponentFlagz") {
+            let flags = Arc::new(shown(flags));
+            router = router.route("/flagz", get(async move |headers| self.flagz(&flags, &headers)));
+        }
+        if gates.enabled("ComponentStatusz") {
+            let started = Timestamp::now();
+            let page = async move |headers| self.statusz(started, &headers);
+            router = router.route("/statusz", get(page));
+        }
+        router
     }
-    if config.gates.enabled("ComponentStatusz") {
-        let started = Timestamp::now();
-        router = router.route("/statusz", get(async move |headers| statusz(started, &headers)));
+    fn flagz(
+        self,
+        flags: &BTreeMap<&'static str, String>,
+        headers: &HeaderMap,
+    ) -> Result<Response, Refusal> {
+        self.answer("Flagz", headers, json!({"flags": flags}), || {
+            flags.iter().fold(String::new(), |mut text, (name, value)| {
+                // writing to a String cannot fail
+                let _ = writeln!(text, "{name}={value}");
+                text
+            })
+        })
     }
-    router
+
+    fn statusz(self, started: Timestamp, headers: &HeaderMap) -> Result<Response, Refusal> {
+        let version = KUBERNETES_VERSION.trim_start_matches('v');
+        let minor = version.rsplit_once('.').map_or(version, |(minor, _)| minor);
+        let up = Timestamp::now().as_second().saturating_sub(started.as_second()).max(0);
+        let object = json!({
+            "startTime": started.round(Unit::Second).unwrap_or(started).to_string(),
+            "uptimeSeconds": up,
+            "goVersion": "",
+            "binaryVersion": version,
+            "emulationVersion": minor,
+            "paths": self.paths,
+        });
+        self.answer("Statusz", headers, object, || {
+            format!(
+                "\nStarted: {}\nUp: {} hr {:02} min {:02} sec\nBinary version: {version}\n\
+                 Emulation version: {minor}\nPaths: {}\n",
+                started.strftime("%a %b %e %H:%M:%S UTC %Y"),
+                up / 3600,
+                up / 60 % 60,
+                up % 60,
+                self.paths.join(" "),
+            )
+        })
+    }
+
+    /// The page in the form that its reader takes.
+    fn answer(
+        self,
+        kind: &str,
+        headers: &HeaderMap,
+        mut object: Value,
+        text: impl FnOnce() -> String,
+    ) -> Result<Response, Refusal> {
+        let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+        match Form::wanted(accept.unwrap_or_default(), kind) {
+            Some(Form::Text) => {
+                let page =
+                    format!("\n{} {}\n{HEADER}\n{}", self.component, kind.to_lowercase(), text());
+                Ok(([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], page).into_response())
+            }
+            Some(Form::Object(version)) => {
+                object["kind"] = json!(kind);
+                object["apiVersion"] = json!(format!("config.k8s.io/{version}"));
+                object["metadata"] = json!({"name": self.component});
+                let content = [(header::CONTENT_TYPE, "application/json")];
+                Ok((content, object.to_string()).into_response())
+            }
+            None => Err(Refusal::line(
+                StatusCode::NOT_ACCEPTABLE,
+                format!(
+                    "only text/plain and application/json;g=config.k8s.io;v=v1beta1;as={kind} are served"
+                ),
+            )),
+        }
+    }
 }
 
 fn shown(flags: &BTreeMap<&'static str, String>) -> BTreeMap<&'static str, String> {
@@ -45,70 +129,6 @@ fn shown(flags: &BTreeMap<&'static str, String>) -> BTreeMap<&'static str, Strin
         flags.entry(name).and_modify(|value| *value = CLASSIFIED.to_owned());
     }
     flags
-}
-
-fn flagz(flags: &BTreeMap<&'static str, String>, headers: &HeaderMap) -> Result<Response, Refusal> {
-    answer("Flagz", headers, json!({"flags": flags}), || {
-        flags.iter().fold(String::new(), |mut text, (name, value)| {
-            // writing to a String cannot fail
-            let _ = writeln!(text, "{name}={value}");
-            text
-        })
-    })
-}
-
-fn statusz(started: Timestamp, headers: &HeaderMap) -> Result<Response, Refusal> {
-    let version = KUBERNETES_VERSION.trim_start_matches('v');
-    let minor = version.rsplit_once('.').map_or(version, |(minor, _)| minor);
-    let up = Timestamp::now().as_second().saturating_sub(started.as_second()).max(0);
-    let object = json!({
-        "startTime": started.round(Unit::Second).unwrap_or(started).to_string(),
-        "uptimeSeconds": up,
-        "goVersion": "",
-        "binaryVersion": version,
-        "emulationVersion": minor,
-        "paths": PATHS,
-    });
-    answer("Statusz", headers, object, || {
-        format!(
-            "\nStarted: {}\nUp: {} hr {:02} min {:02} sec\nBinary version: {version}\n\
-             Emulation version: {minor}\nPaths: {}\n",
-            started.strftime("%a %b %e %H:%M:%S UTC %Y"),
-            up / 3600,
-            up / 60 % 60,
-            up % 60,
-            PATHS.join(" "),
-        )
-    })
-}
-
-/// The page in the form that its reader takes.
-fn answer(
-    kind: &str,
-    headers: &HeaderMap,
-    mut object: Value,
-    text: impl FnOnce() -> String,
-) -> Result<Response, Refusal> {
-    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
-    match Form::wanted(accept.unwrap_or_default(), kind) {
-        Some(Form::Text) => {
-            let page = format!("\nkubelet {}\n{HEADER}\n{}", kind.to_lowercase(), text());
-            Ok(([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], page).into_response())
-        }
-        Some(Form::Object(version)) => {
-            object["kind"] = json!(kind);
-            object["apiVersion"] = json!(format!("config.k8s.io/{version}"));
-            object["metadata"] = json!({"name": "kubelet"});
-            let content = [(header::CONTENT_TYPE, "application/json")];
-            Ok((content, object.to_string()).into_response())
-        }
-        None => Err(Refusal::line(
-            StatusCode::NOT_ACCEPTABLE,
-            format!(
-                "only text/plain and application/json;g=config.k8s.io;v=v1beta1;as={kind} are served"
-            ),
-        )),
-    }
 }
 
 /// A form of a page.

@@ -4,6 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod facade;
 mod world;
 
 use std::time::{Duration, Instant};
@@ -133,6 +134,10 @@ async fn ports_tell_of_health_and_serve_nothing_else() {
     let configz: serde_json::Value = serde_json::from_str(&body("/configz").2).unwrap();
     assert_eq!(configz["kubeproxy.config.k8s.io"]["kind"], "KubeProxyConfiguration");
     assert!(body("/metrics/slis").2.contains("kubernetes_healthcheck{"));
+    let flagz = body("/flagz").2;
+    assert!(flagz.starts_with("\nkube-proxy flagz\n"), "{flagz}");
+    assert!(flagz.contains(&format!("\nhostname-override={name}\n")), "{flagz}");
+    assert!(body("/statusz").2.contains("\nPaths: /configz /flagz /healthz "));
     for (port, paths) in [
         (10249, &["/debug/pprof/", "/debug/flags/v", "/", "/pods", "/metrics/x"][..]),
         (10256, &["/debug/pprof/", "/metrics", "/"]),
@@ -250,5 +255,46 @@ async fn kubelet_and_proxy_in_one_process() {
     assert!(node.daemon().terminate(PATIENCE).unwrap().success());
     assert_eq!(it.ask(web, 80), Ok(pod(1)), "rules stay");
     drop(node);
+    it.clean_up();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_apiserver_of_old_is_followed_by_its_endpoints() {
+    let mut it = World::new().await;
+    it.create_node(json!({})).await;
+    let web = cluster_ip(&it.service("web", json!({})).await);
+    it.old_endpoints("web", &[1]).await;
+    // It has no endpoint slices, and lets anybody in: the proxy shows nothing.
+    let facade = facade::Facade::start(&it.host, it.client.clone());
+    it.start_proxy_at(&format!("--master={}", facade.url()));
+    it.until_served(web, 80, 1).await;
+    it.old_endpoints("web", &[2]).await;
+    it.until_served(web, 80, 2).await;
+    let agents = facade.agents();
+    assert!(agents.iter().all(|agent| agent.starts_with("kube-proxy/v1.36")), "{agents:?}");
+    let page = it.metrics().unwrap();
+    let asked = page.sum("rest_client_requests_total", &[("method", "GET")]);
+    assert!(asked.is_some_and(|count| count > 2.0), "{asked:?}");
+    it.clean_up();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn packets_that_rules_count_are_told() {
+    let mut it = World::new().await;
+    it.create_node(json!({})).await;
+    // What upstream's nftables mode leaves would lead packets too.
+    it.sh("nft add table ip kube-proxy");
+    let web = it.service("web", json!({"type": "NodePort"})).await;
+    let ports = web.spec.as_ref().unwrap().ports.as_ref().unwrap();
+    let node_port = u16::try_from(ports[0].node_port.unwrap()).unwrap();
+    it.endpoints("web", &[1], None).await;
+    it.start_proxy(json!({}));
+    it.until_served("127.0.0.1".parse().unwrap(), node_port, 1).await;
+    let page = it.metrics().unwrap();
+    let accepted = "kubeproxy_iptables_localhost_nodeports_accepted_packets_total";
+    assert!(page.sum(accepted, &[]).is_some_and(|packets| packets >= 1.0));
+    let dropped = "kubeproxy_iptables_ct_state_invalid_dropped_packets_total";
+    assert_eq!(page.sum(dropped, &[]), Some(0.0));
+    assert!(!it.sh("nft list tables").contains("kube-proxy"));
     it.clean_up();
 }

@@ -7,14 +7,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Event, Node, Service};
+use k8s_openapi::api::core::v1::{Endpoints, Event, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use longshore_metrics::parse::{Page, parse};
 use longshore_testkit::{Apiserver, Host, KubeProxy, wait_until};
 use nix::sched::{CloneFlags, setns};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::common::{self, PATIENCE};
 
@@ -80,6 +80,12 @@ impl World {
         self.proxy = Some(KubeProxy::start(&self.host, &kubeconfig, fields).expect("a proxy"));
     }
 
+    /// Without a kubeconfig: the flag says where the apiserver is.
+    pub(crate) fn start_proxy_at(&mut self, flag: &str) {
+        let proxy = KubeProxy::start_at(&self.host, None, Map::new(), &[flag], None);
+        self.proxy = Some(proxy.expect("a proxy"));
+    }
+
     pub(crate) fn proxy(&mut self) -> &mut KubeProxy {
         self.proxy.as_mut().unwrap()
     }
@@ -129,6 +135,23 @@ impl World {
                 slice.metadata.resource_version = old.metadata.resource_version;
                 slices.replace(service, &PostParams::default(), &slice).await.map(|_| ()).unwrap();
             }
+        }
+    }
+
+    /// The endpoints of a service as they were before there were slices.
+    pub(crate) async fn old_endpoints(&self, service: &str, numbers: &[u8]) {
+        let addresses: Vec<Value> = numbers.iter().map(|it| json!({"ip": pod(*it)})).collect();
+        let endpoints = json!({
+            "metadata": {"name": service},
+            "subsets": [{"addresses": addresses, "ports": [{"name": "p", "port": 8080}]}],
+        });
+        let api: Api<Endpoints> = Api::namespaced(self.client.clone(), "default");
+        if api.get_opt(service).await.unwrap().is_none() {
+            let endpoints = serde_json::from_value(endpoints).unwrap();
+            api.create(&PostParams::default(), &endpoints).await.unwrap();
+        } else {
+            let patch = Patch::Merge(&endpoints);
+            api.patch(service, &PatchParams::default(), &patch).await.unwrap();
         }
     }
 

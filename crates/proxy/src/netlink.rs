@@ -1,12 +1,12 @@
-//! A question to netfilter over netlink and the kernel's answers, for `conntrack` and for the
-//! look-out of `apply`. Attributes go as they are: netlink-packet-netfilter has no way to write one
+//! A question to netfilter over netlink and the kernel's answers, for `conntrack`, for
+//! `accounting` and for the look-out of `apply`. Attributes go as they are: netlink-packet-netfilter has no way to write one
 //! that nests others unless it knows it, and conntrack's filter it does not.
 
 use std::io;
 
 use netlink_packet_core::{
-    Emitable, NLA_HEADER_SIZE, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, Nla,
-    NlasIterator,
+    Emitable, NLA_HEADER_SIZE, NLM_F_ACK, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer,
+    Nla, NlasIterator,
 };
 use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 
@@ -22,7 +22,12 @@ const SUBHEADER: usize = 4;
 
 /// Subsystems of netfilter: the upper half of a message's type.
 pub(crate) const CONNTRACK: u16 = 1 << 8;
+pub(crate) const ACCOUNTING: u16 = 7 << 8;
 pub(crate) const NFTABLES: u16 = 10 << 8;
+
+/// `NFNL_MSG_BATCH_BEGIN`, `NFNL_MSG_BATCH_END`
+const BATCH_BEGIN: u16 = 16;
+const BATCH_END: u16 = 17;
 
 /// An attribute of a question: its kind and what it holds.
 #[derive(Debug)]
@@ -99,7 +104,42 @@ impl Netfilter {
         mut each: impl FnMut(&[u8]),
     ) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
-        let length = HEADER + SUBHEADER + question.buffer_len();
+        let bytes = self.message(Some(family), message, flags, 0, question);
+        self.socket.send(&bytes).await?;
+        self.answers(&mut each).await
+    }
+
+    /// Have nftables make one change, which it takes in a transaction alone. The kernel's refusal
+    /// is an error with its number.
+    pub(crate) async fn change(
+        &mut self,
+        family: Family,
+        message: u16,
+        change: &[Attribute],
+    ) -> io::Result<()> {
+        // All with one number: who may not change anything is told so of the first.
+        self.sequence = self.sequence.wrapping_add(1);
+        let subsystem = NFTABLES >> 8;
+        let bytes = [
+            self.message(None, BATCH_BEGIN, 0, subsystem, &[]),
+            self.message(Some(family), message, NLM_F_ACK, 0, change),
+            self.message(None, BATCH_END, 0, subsystem, &[]),
+        ]
+        .concat();
+        self.socket.send(&bytes).await?;
+        self.answers(&mut |_| ()).await
+    }
+
+    /// A message with the number of now.
+    fn message(
+        &self,
+        family: Option<Family>,
+        message: u16,
+        flags: u16,
+        resource: u16,
+        attributes: &[Attribute],
+    ) -> Vec<u8> {
+        let length = HEADER + SUBHEADER + attributes.buffer_len();
         let mut bytes = vec![0; length];
         let mut header = NetlinkBuffer::new(&mut bytes);
         header.set_length(length as u32);
@@ -107,15 +147,21 @@ impl Netfilter {
         header.set_flags(NLM_F_REQUEST | flags);
         header.set_sequence_number(self.sequence);
         bytes[HEADER] = match family {
-            Family::V4 => 2,
-            Family::V6 => 10,
+            None => 0,
+            Some(Family::V4) => 2,
+            Some(Family::V6) => 10,
         };
-        question.emit(&mut bytes[HEADER + SUBHEADER..]);
-        self.socket.send(&bytes).await?;
+        bytes[HEADER + 2..HEADER + SUBHEADER].copy_from_slice(&resource.to_be_bytes());
+        attributes.emit(&mut bytes[HEADER + SUBHEADER..]);
+        bytes
+    }
+
+    /// Sees the answers to what has the number of now.
+    async fn answers(&mut self, each: &mut impl FnMut(&[u8])) -> io::Result<()> {
         loop {
             self.buffer.clear();
             self.socket.recv(&mut self.buffer).await?;
-            if read(&self.buffer, self.sequence, &mut each)? {
+            if read(&self.buffer, self.sequence, each)? {
                 return Ok(());
             }
         }

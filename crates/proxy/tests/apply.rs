@@ -363,7 +363,15 @@ fn cleanup_leaves_what_is_not_ours() {
                 ));
             }
         }
+        sh("for family in ip ip6; do
+                nft add table $family kube-proxy
+                nft add chain $family kube-proxy services
+                nft add rule $family kube-proxy services accept
+            done
+            nft add table inet other");
         cleanup(Limits::default()).await.unwrap();
+        let tables = sh("nft list tables");
+        assert!(!tables.contains("kube-proxy") && tables.contains("other"), "{tables}");
         let names = ["iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"];
         for (name, before) in names.into_iter().zip(&before) {
             assert_eq!(&everything(name), before, "{name}");

@@ -28,29 +28,32 @@ impl KubeProxy {
     /// # Errors
     /// When it is not built or cannot be started.
     pub fn start(host: &Host, kubeconfig: &Path, with: Map<String, Value>) -> Result<Self> {
-        Self::start_at(host, kubeconfig, with, None)
+        Self::start_at(host, Some(kubeconfig), with, &[], None)
     }
 
-    /// [`KubeProxy::start`] with programs in a folder that go before all others of their names.
+    /// [`KubeProxy::start`] with more flags, and with programs in a folder that go before all others
+    /// of their names. Without a kubeconfig the flags are to name the apiserver.
     ///
     /// # Errors
     /// As for [`KubeProxy::start`].
     pub fn start_at(
         host: &Host,
-        kubeconfig: &Path,
+        kubeconfig: Option<&Path>,
         with: Map<String, Value>,
+        flags: &[&str],
         programs: Option<&Path>,
     ) -> Result<Self> {
         let file = host.dir().join("kube-proxy.yaml");
         let mut config = kube_proxy_configuration(host);
-        config["clientConnection"] = json!({"kubeconfig": kubeconfig});
+        config["clientConnection"] = json!({"kubeconfig": kubeconfig.unwrap_or(Path::new(""))});
         if let Value::Object(fields) = &mut config {
             fields.extend(with);
         }
         // JSON is YAML.
         fs::write(&file, config.to_string()).at(&file)?;
         let config = format!("--config={}", file.display());
-        let args = vec![config, format!("--hostname-override={}", host.name())];
+        let mut args = vec![config, format!("--hostname-override={}", host.name())];
+        args.extend(flags.iter().map(|flag| (*flag).to_owned()));
         let programs = programs.map(Path::to_owned);
         let daemon = spawn(host, &args, programs.as_deref())?;
         Ok(Self { args, programs, daemon })

@@ -18,7 +18,8 @@ use crate::client::{self, Limits, Standing};
 use crate::config::{Command, Config, from_args};
 use crate::metrics::Metrics;
 
-const LIMITS: Limits = Limits { qps: 0, burst: 0, timeout: Duration::from_millis(500) };
+const LIMITS: Limits =
+    Limits { component: "kubelet", qps: 0, burst: 0, timeout: Duration::from_millis(500) };
 const PATIENCE: Duration = Duration::from_secs(20);
 const GOOD: Policy = Policy::Sign(-HOUR, HOUR);
 

@@ -13,7 +13,7 @@ use longshore_proxy::config::{KubeProxyConfiguration, Mode};
 use serde_json::Value;
 
 use self::flags::PROXY_FLAGS;
-use super::pflag::Parsed;
+use super::pflag::{self, Parsed};
 use super::{
     Command, ConfigError, FeatureGates, FileError, KUBERNETES_VERSION, Logging, file, help,
     node_name, path, version_text,
@@ -34,8 +34,8 @@ pub struct ProxyConfig {
     pub verbosity: u32,
     /// The configuration file.
     pub file: Option<PathBuf>,
-    /// The flags as given, for the page that shows them.
-    pub flags: BTreeMap<String, String>,
+    /// All flags with their values, for the page that shows them.
+    pub flags: BTreeMap<&'static str, String>,
     /// What was passed over, a line each.
     pub notes: Vec<String>,
 }
@@ -130,10 +130,11 @@ pub(super) fn command(args: &[String]) -> Result<Command, ConfigError> {
             .map_err(|error| ConfigError::CommandLine(error.to_string()))?;
         return Ok(Command::Write { path, text });
     }
+    let shown = pflag::shown(PROXY_FLAGS, &mut flags);
     let mut config = checked(settings, &flags.hostname_override, task)?;
     config.master = Some(flags.master).filter(|master| !master.is_empty());
     config.verbosity = flags.logging.verbosity;
-    config.flags = parsed.values().map(|(name, value)| (name.into(), value.into())).collect();
+    config.flags = shown;
     config.file = file;
     config.notes = notes;
     Ok(Command::Proxy(Box::new(config), task))

@@ -4,6 +4,7 @@
 //!
 //! The moments are the proxy's own (`…_last_timestamp_seconds`), so another kube-proxy can be put in
 //! its place; that packets really arrive is checked after each change.
+mod render;
 mod report;
 mod world;
 
@@ -28,6 +29,8 @@ const PAUSE: Duration = Duration::from_millis(2500);
 pub(crate) struct Figures {
     pub(crate) backend: Backend,
     pub(crate) services: usize,
+    /// How long all rules took as text, without the kernel.
+    pub(crate) render_seconds: f64,
     pub(crate) phases: Vec<Phase>,
 }
 
@@ -51,13 +54,14 @@ pub(crate) struct Phase {
 pub(crate) async fn run(args: &Args) -> Result<Vec<Figures>> {
     let mut figures = Vec::new();
     for services in &args.services {
+        let render_seconds = render::seconds(*services, ENDPOINTS)?;
         for backend in Backend::ALL {
             say(&format!("{services} services, {backend}"));
             let mut world = World::start(backend).await?;
             let phases = measure(&mut world, *services, args.repeat.into()).await;
             let phases = phases.map_err(|error| world.explain(error))?;
             world.stop()?;
-            figures.push(Figures { backend, services: *services, phases });
+            figures.push(Figures { backend, services: *services, render_seconds, phases });
         }
     }
     Ok(figures)
@@ -79,6 +83,8 @@ async fn measure(world: &mut World, services: usize, repeat: usize) -> Result<Ve
     let mut full = Phase::new("full");
     let (mut more, mut less) = (Phase::new("+1 service"), Phase::new("-1 service"));
     let mut endpoint = Phase::new("+1 endpoint");
+    let mut floor = Phase::new("a rule alone");
+    world.make_floor()?;
     for round in 0..repeat {
         say(&format!("  round {}/{repeat}", round + 1));
         world.step(&mut full, async |world| world.remove_canary()).await?;
@@ -89,8 +95,12 @@ async fn measure(world: &mut World, services: usize, repeat: usize) -> Result<Ve
         let pods = round % 2 + 2;
         world.step(&mut endpoint, async |world| world.set_probe(pods).await).await?;
         ensure!(world.probe_answers(pods)?, "an endpoint is not served");
+        let (begin, cost) = (now(), world.cost()?);
+        world.add_to_floor(round)?;
+        floor.add(now() - begin, world.cost_since(&cost)?);
+        floor.memory = world.memory()?;
     }
-    Ok(vec![cold, full, more, less, endpoint])
+    Ok(vec![cold, full, more, less, endpoint, floor])
 }
 
 impl Phase {

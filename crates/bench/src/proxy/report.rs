@@ -10,10 +10,18 @@ pub(crate) fn table(figures: &[Figures]) -> String {
         "| services | iptables | | time | worst | CPU-seconds, own | with programs | lock held | MiB (peak) |\n\
          |---|---|---|---|---|---|---|---|---|\n",
     );
-    for Figures { backend, services, phases } in figures {
+    for Figures { backend, services, phases, .. } in figures {
         for phase in phases {
             // writing into a string cannot fail
             let _ = writeln!(table, "| {services} | {backend} | {}", cells(phase));
+        }
+    }
+    table.push_str("\n| services | all rules as text |\n|---|---|\n");
+    // the same for all variants
+    let mut last = None;
+    for Figures { services, render_seconds, .. } in figures {
+        if last.replace(services) != Some(services) {
+            let _ = writeln!(table, "| {services} | {} |", time(*render_seconds));
         }
     }
     table
@@ -55,10 +63,17 @@ mod tests {
             lock_seconds: None,
             memory: Memory { rss: 10.0, pss: 9.0, peak: 12.0 },
         };
-        let figures = Figures { backend: Backend::Nft, services: 10, phases: vec![phase] };
-        let table = table(&[figures]);
-        let last = table.lines().last();
+        let figures = Figures {
+            backend: Backend::Nft,
+            services: 10,
+            render_seconds: 0.05,
+            phases: vec![phase],
+        };
+        let legacy = Figures { backend: Backend::Legacy, ..figures.clone() };
+        let table = table(&[figures, legacy]);
+        let third = table.lines().nth(2);
         let line = "| 10 | nft | cold | 20 ms | 1.50 s | 0.100 | 0.200 | none | 10.0 (12.0) |";
-        assert_eq!(last, Some(line));
+        assert_eq!(third, Some(line));
+        assert!(table.ends_with("|---|---|\n| 10 | 50 ms |\n"), "{table}");
     }
 }

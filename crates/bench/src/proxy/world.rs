@@ -68,6 +68,9 @@ pub(super) struct Cost {
     pub(super) lock: Option<f64>,
 }
 
+/// The chain of [`World::make_floor`].
+const FLOOR: &str = "BENCH-FLOOR";
+
 pub(super) struct World {
     backend: Backend,
     proxy: Option<KubeProxy>,
@@ -125,7 +128,8 @@ impl World {
         let fields: Map<String, Value> =
             json!({"bindAddress": self.host.node_ip()}).as_object().cloned().unwrap_or_default();
         let kubeconfig = self.apiserver.node_kubeconfig();
-        self.proxy = Some(KubeProxy::start_at(&self.host, &kubeconfig, fields, Some(&bin))?);
+        self.proxy =
+            Some(KubeProxy::start_at(&self.host, Some(&kubeconfig), fields, &[], Some(&bin))?);
         Ok(())
     }
 
@@ -141,10 +145,7 @@ impl World {
     pub(super) async fn create(&self, services: usize, endpoints: usize) -> Result<()> {
         let create = |number: usize| async move {
             let name = format!("service-{number}");
-            let addresses: Vec<Ipv4Addr> = (0..endpoints)
-                .map(|at| Ipv4Addr::from_bits(0x0a64_0000 + (number * endpoints + at) as u32))
-                .collect();
-            self.create_one(&name, &addresses).await.map(|_| ())
+            self.create_one(&name, &addresses(number, endpoints)).await.map(|_| ())
         };
         futures::stream::iter((0..services).map(create))
             .buffer_unordered(WRITERS)
@@ -199,6 +200,22 @@ impl World {
     pub(super) fn remove_canary(&self) -> Result<()> {
         let program = format!("iptables-{}", self.backend);
         self.host.run(&program, ["-w", "-t", "mangle", "-X", "KUBE-PROXY-CANARY"])?;
+        Ok(())
+    }
+
+    /// A chain that nothing leads to.
+    pub(super) fn make_floor(&self) -> Result<()> {
+        self.iptables(&["-N", FLOOR])
+    }
+
+    /// Adds a rule there by hand: what the kernel and iptables take for the least that can be done.
+    pub(super) fn add_to_floor(&self, number: usize) -> Result<()> {
+        self.iptables(&["-A", FLOOR, "-d", &format!("192.0.2.{number}/32"), "-j", "RETURN"])
+    }
+
+    fn iptables(&self, args: &[&str]) -> Result<()> {
+        let program = format!("iptables-{}", self.backend);
+        self.host.run(&program, [&["-w", "-t", "nat"], args].concat())?;
         Ok(())
     }
 
@@ -261,7 +278,13 @@ impl World {
     }
 }
 
-fn slice(service: &str, endpoints: &[Ipv4Addr]) -> Value {
+/// Where the endpoints of a service are.
+pub(super) fn addresses(number: usize, endpoints: usize) -> Vec<Ipv4Addr> {
+    let address = |at| Ipv4Addr::from_bits(0x0a64_0000 + (number * endpoints + at) as u32);
+    (0..endpoints).map(address).collect()
+}
+
+pub(super) fn slice(service: &str, endpoints: &[Ipv4Addr]) -> Value {
     let endpoint = |ip| json!({"addresses": [ip], "conditions": {"ready": true}});
     json!({
         "metadata": {"name": service, "labels": {"kubernetes.io/service-name": service}},

@@ -4,6 +4,7 @@
 use tracing::{info, warn};
 
 use super::detect::legacy_has;
+use super::nftables;
 use super::{Backend, CANARY, Error, Iptables, Limits, Table, Variant, chains_of};
 use crate::Family;
 
@@ -27,6 +28,8 @@ const FILTER_USERSPACE: [&str; 1] = ["KUBE-NODEPORT-NON-LOCAL"];
 /// Chains of services and endpoints, those of old versions (XLB) too.
 const PREFIXES: [&str; 6] =
     ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-", "KUBE-XLB-"];
+/// The table of upstream's nftables mode, one a family.
+const NFTABLES_TABLE: &str = "kube-proxy";
 /// Chains a transaction: the time that nft takes grows with their square.
 const GROUP: usize = 500;
 
@@ -55,6 +58,12 @@ pub async fn cleanup(limits: Limits) -> Result<(), Error> {
         backends.push(Backend::detect(limits).await?);
     }
     let mut result = Ok(());
+    for family in Family::ALL {
+        if let Err(error) = cleanup_nftables(family).await {
+            warn!(%family, %error, "rules of kube-proxy's nftables mode are left");
+            result = result.and(Err(error));
+        }
+    }
     for backend in backends {
         for family in Family::ALL {
             for table in Table::ALL {
@@ -85,6 +94,25 @@ pub async fn cleanup_mode(iptables: &Iptables, mode: Leftovers) -> Result<(), Er
         clear(iptables, table, mode).await?;
     }
     Ok(())
+}
+
+/// Remove what upstream's nftables mode left of a family: it has a table of its own, and no program
+/// of ours looks into it.
+pub async fn cleanup_nftables(family: Family) -> Result<(), Error> {
+    match nftables::delete_table(family, NFTABLES_TABLE).await {
+        Ok(true) => info!(%family, table = NFTABLES_TABLE, "removed a table of kube-proxy"),
+        // A kernel without nftables has no such table.
+        Ok(false) => {}
+        Err(error) if is_unsupported(&error) => {}
+        Err(error) => return Err(Error::Netlink(error)),
+    }
+    Ok(())
+}
+
+fn is_unsupported(error: &std::io::Error) -> bool {
+    use rustix::io::Errno;
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::OPNOTSUPP | Errno::INVAL | Errno::PROTONOSUPPORT))
 }
 
 async fn clear(iptables: &Iptables, table: Table, whose: Leftovers) -> Result<(), Error> {

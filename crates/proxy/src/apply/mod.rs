@@ -21,7 +21,7 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 
 use crate::Family;
-pub use cleanup::{Leftovers, cleanup, cleanup_mode};
+pub use cleanup::{Leftovers, cleanup, cleanup_mode, cleanup_nftables};
 pub use command::Error;
 use command::{Command, Program};
 pub use detect::{Variant, Version};

@@ -11,9 +11,11 @@ use crate::netlink::{Attribute, Changes, NFTABLES, Netfilter, attributes};
 
 /// `NFNLGRP_NFTABLES`: every change of tables, chains and rules.
 const GROUP: u32 = 7;
+/// `NFT_MSG_DELTABLE`
+const DELETE_TABLE: u16 = NFTABLES | 2;
 /// `NFT_MSG_GETCHAIN`
 const GET_CHAIN: u16 = NFTABLES | 4;
-/// Attributes of a chain.
+/// Attributes of a table and a chain; the name of a table is the first of both.
 const TABLE: u16 = 1;
 const NAME: u16 = 3;
 const USE: u16 = 6;
@@ -51,6 +53,16 @@ pub(super) async fn uses(
     match kernel.ask(family, GET_CHAIN, NLM_F_ACK, &question, each).await {
         Ok(()) => Ok(uses),
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes a table with all that is in it; whether it was there.
+pub(super) async fn delete_table(family: Family, table: &str) -> io::Result<bool> {
+    let table = [Attribute::text(TABLE, table)];
+    match Netfilter::open()?.change(family, DELETE_TABLE, &table).await {
+        Ok(()) => Ok(true),
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => Ok(false),
         Err(error) => Err(error),
     }
 }

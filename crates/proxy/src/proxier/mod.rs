@@ -2,8 +2,6 @@
 //! and [`Proxier::sync`] has the kernel follow. `pacer` says when, the look-out for flushes
 //! ([`crate::apply::watch`]) asks for all of it again ([`Proxier::resync`]). What a sync did is told
 //! as data ([`Synced`]): metrics, events and health checks are the daemon's.
-//!
-//! Current limitations: named counters (nfacct) are used where they exist, not made.
 
 mod owed;
 #[cfg(test)]
