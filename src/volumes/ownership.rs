@@ -19,8 +19,9 @@ use tokio::time::{Instant, sleep_until};
 use super::error::Error;
 use crate::runtime::Announcer;
 
+pub(super) use walk::Change;
 #[cfg(test)]
-pub(super) use walk::{Change, change as walk};
+pub(super) use walk::change as walk;
 
 /// After how long a walk is worth an event, and how often there is one from then on.
 const FIRST_REPORT: Duration = Duration::from_secs(30);
@@ -65,7 +66,7 @@ impl Ownership {
         self.apply_within(root, pod, announcer, FIRST_REPORT, REPORTS).await
     }
 
-    async fn apply_within(
+    pub(super) async fn apply_within(
         self,
         root: PathBuf,
         pod: &Pod,
