@@ -118,7 +118,7 @@ async fn a_pod_waits_for_its_claim_and_has_it() {
     cluster.delete("web").await;
     cluster.until_gone("web").await;
     cluster.until_traceless(&uid(&pod)).await;
-    until_unmounted(cluster.host.dir()).await;
+    until_unmounted(&cluster.host.dir()).await;
     assert_eq!(fs::read_to_string(data.join("out")).unwrap(), "there\n");
     cluster.host.assert_clean();
 }
@@ -143,7 +143,7 @@ async fn a_container_has_a_disk_as_a_device() {
     cluster.delete("raw").await;
     cluster.until_gone("raw").await;
     cluster.until_traceless(&uid(&pod)).await;
-    until_unmounted(cluster.host.dir()).await;
+    until_unmounted(&cluster.host.dir()).await;
     cluster.host.assert_clean();
 }
 
@@ -158,7 +158,7 @@ async fn volumes_of_pods_that_vanish_while_the_daemon_is_away_are_taken_down() {
         .await;
     cluster.until_ready("stays").await;
     cluster.until_ready("goes").await;
-    let in_use = |pod: &str| mounts(cluster.host.dir()).iter().any(|point| point.contains(pod));
+    let in_use = |pod: &str| mounts(&cluster.host.dir()).iter().any(|point| point.contains(pod));
     let (stays, goes) = (uid(&stays), uid(&goes));
     assert!(in_use(&stays) && in_use(&goes));
     cluster.node.daemon().kill().unwrap();
@@ -166,7 +166,7 @@ async fn volumes_of_pods_that_vanish_while_the_daemon_is_away_are_taken_down() {
     cluster.pods().delete("goes", &now).await.unwrap();
     cluster.node.restart(&cluster.host).unwrap();
     cluster.until_traceless(&goes).await;
-    let left = mounts(cluster.host.dir());
+    let left = mounts(&cluster.host.dir());
     assert!(!left.iter().any(|point| point.contains(&goes)), "{left:?}");
     // The disk stays mounted for the pod that is left, and what is on it is what was written.
     assert!(left.iter().any(|point| point.contains(&stays)), "{left:?}");
@@ -176,7 +176,7 @@ async fn volumes_of_pods_that_vanish_while_the_daemon_is_away_are_taken_down() {
     cluster.pods().delete("stays", &now).await.unwrap();
     cluster.node.restart(&cluster.host).unwrap();
     cluster.until_traceless(&stays).await;
-    until_unmounted(cluster.host.dir()).await;
+    until_unmounted(&cluster.host.dir()).await;
     cluster.host.assert_clean();
 }
 
