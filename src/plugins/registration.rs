@@ -75,7 +75,7 @@ impl Registrar {
         let info = plugin.info().await?;
         let name = info.name.clone();
         let outcome = self.take(info, socket).await;
-        let refusal = outcome.as_ref().err().map(|error| refusal(error));
+        let refusal = outcome.as_ref().err().map(refusal);
         let told = plugin.notify(refusal.as_deref()).await;
         outcome?;
         if let Err(error) = told {

@@ -215,7 +215,7 @@ impl Drop for CsiDriver {
 
 fn listen(socket: &Path) -> Result<UnixListener> {
     match fs::remove_file(socket) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).at(socket),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).at(socket),
         _ => UnixListener::bind(socket).at(socket),
     }
 }
