@@ -15,7 +15,7 @@ use futures::future::{BoxFuture, Shared};
 pub struct Error(Arc<str>);
 
 impl Error {
-    pub(super) fn of(cause: impl Display) -> Self {
+    pub(crate) fn of(cause: impl Display) -> Self {
         Self(cause.to_string().into())
     }
 }
@@ -23,7 +23,7 @@ impl Error {
 type Answer<T> = Result<Arc<T>, Error>;
 
 /// Cheap to clone: all clones are one figure.
-pub(super) struct Figure<T>(Arc<Mutex<State<T>>>);
+pub(crate) struct Figure<T>(Arc<Mutex<State<T>>>);
 
 /// An error holds no longer than this.
 const TROUBLE: Duration = Duration::from_secs(5);
@@ -53,7 +53,7 @@ impl<T> Clone for Figure<T> {
 
 impl<T: Send + Sync + 'static> Figure<T> {
     /// What is known if it is not older than `max_age`, or what `read` finds.
-    pub(super) async fn get<R, F>(&self, max_age: Duration, read: R) -> Answer<T>
+    pub(crate) async fn get<R, F>(&self, max_age: Duration, read: R) -> Answer<T>
     where
         R: FnOnce() -> F,
         F: Future<Output = Result<T, Error>> + Send + 'static,
@@ -81,7 +81,7 @@ impl<T: Send + Sync + 'static> Figure<T> {
     }
 
     /// What is known, however old.
-    pub(super) fn last(&self) -> Option<Arc<T>> {
+    pub(crate) fn last(&self) -> Option<Arc<T>> {
         self.state().known.as_ref().map(|(_, known)| known.clone())
     }
 

@@ -43,7 +43,6 @@ use tracing::debug;
 use crate::observe::Observer;
 use crate::resources::cgroups::Cgroups;
 use cgroup::{Group as GroupName, Hierarchies};
-use figure::Figure;
 use rates::Rates;
 use system::SystemGroups;
 
@@ -54,6 +53,7 @@ pub use cgroup::{
 pub use devices::{Activity, Devices, Disk};
 pub use disk::{FileSystem, PodDisk, VolumeUse};
 pub use figure::Error;
+pub(crate) use figure::Figure;
 pub use machine::{Machine, Pids};
 pub use process::{Interface, Open, Processes, Traffic};
 pub use snapshot::{Group, PodGroup, Run, Snapshot};
