@@ -30,13 +30,13 @@ use self::facts::Facts;
 use super::Refusal;
 use crate::config::Config;
 use crate::desired::Desired;
-use crate::stats::{Detail, Error, Snapshot, Stats};
+use crate::stats::{Detail, Error, Snapshot, Stats, Terms};
 
 /// Who asks within this time after another gets the same.
 const FRESH: Duration = Duration::from_secs(1);
-/// How old may be what is known of disks, as the config may want it younger...
+/// What is known of disks is found out again after this, or sooner if the config wants it...
 const DISK_AGE: Duration = Duration::from_secs(10);
-/// ...and how long an answer waits for what is younger.
+/// ...and an answer waits so long for it if what is known is older than the config wants.
 const DISK_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Handle to all that is told. Cheap to clone.
@@ -50,20 +50,25 @@ struct Shared {
     desired: Desired,
     facts: Facts,
     node_name: String,
-    /// `None` to tell of no volumes.
-    volumes_age: Option<Duration>,
+    /// How old what is told of disks may be.
+    disks: Terms,
+    /// Whether volumes are told of.
+    volumes: bool,
 }
 
 impl Figures {
     /// What `stats` measures, of the pods that are `desired`.
     pub fn new(config: &Config, stats: Stats, desired: Desired, runtime: Runtime) -> Self {
         let period = config.kubelet.volume_stats_agg_period.get();
+        let volumes = !period.is_zero();
+        let good = if volumes { period } else { DISK_AGE };
         let shared = Shared {
             stats,
             desired,
             facts: Facts::read(runtime),
             node_name: config.node_name.clone(),
-            volumes_age: Some(period.min(DISK_AGE)).filter(|age| !age.is_zero()),
+            disks: Terms { renewed: good.min(DISK_AGE), good, patience: DISK_PATIENCE },
+            volumes,
         };
         Self { shared: Arc::new(shared) }
     }
