@@ -88,7 +88,10 @@ pub enum Fault {
 
 /// Who answers calls in the runtime's stead.
 #[derive(Clone)]
-pub struct Stand(Arc<dyn Fn(&[u8]) -> Result<Bytes, Status> + Send + Sync>);
+pub struct Stand(Arc<Answering>);
+
+/// From the body of a call to that of its answer.
+type Answering = dyn Fn(&[u8]) -> Result<Bytes, Status> + Send + Sync;
 
 impl fmt::Debug for Stand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

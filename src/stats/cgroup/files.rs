@@ -42,7 +42,7 @@ impl Reader {
     }
 
     fn of(&mut self, file: &File<'_>, piece: bool) -> io::Result<&str> {
-        let (base, path) = file.from_base()?;
+        let (base, path) = file.place()?;
         self.read(base, &path, piece).map_err(|error| named(&file.to_string(), error))
     }
 

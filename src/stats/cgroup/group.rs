@@ -52,7 +52,7 @@ pub(super) struct File<'a> {
 
 impl<'a> File<'a> {
     /// The directory to open it from, and its path from there.
-    pub(super) fn from_base(self) -> io::Result<(&'a OwnedFd, String)> {
+    pub(super) fn place(self) -> io::Result<(&'a OwnedFd, String)> {
         let path = match self.cgroup.below.strip_prefix('/') {
             Some(below) => format!("{below}/{}", self.name),
             None => self.name.to_owned(),
@@ -133,7 +133,7 @@ impl Cgroup {
     /// The names of the cgroups right below, in order.
     pub(in crate::stats) fn children(&self) -> Vec<String> {
         let entries = self.anywhere(|controller| {
-            let (base, path) = self.file(controller, ".").from_base()?;
+            let (base, path) = self.file(controller, ".").place()?;
             Ok(Dir::new(openat(base, path, DIRECTORY, Mode::empty())?)?)
         });
         let name = |entry: rustix::fs::DirEntry| {
@@ -159,7 +159,7 @@ impl Cgroup {
         };
         let found = self.anywhere(|controller| {
             let file = self.file(controller, name);
-            let (base, path) = file.from_base()?;
+            let (base, path) = file.place()?;
             statat(base, path, AtFlags::empty())
                 .map_err(|error| named(&file.to_string(), error.into()))
         });
