@@ -66,10 +66,10 @@ bench-server: ## measure the node's ports with N=110 pods: stats, scrapes, logs 
 	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-bench
 	@"$$CARGO_TARGET_DIR/release/longshore-bench" --server --pods=$(or $(N),110) $(if $(JSON),--json="$(JSON)")
 
-bench-volumes: ## measure volumes: fsGroup on FILES=200000 files beside chown -R
+bench-volumes: ## measure volumes: COUNT=1000 with data, idle and when a secret changes; fsGroup on FILES=200000 files beside chown -R
 	@scripts/install-deps.sh run
 	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-bench
-	@"$$CARGO_TARGET_DIR/release/longshore-bench" --volumes --files=$(or $(FILES),200000) $(if $(JSON),--json="$(JSON)")
+	@"$$CARGO_TARGET_DIR/release/longshore-bench" --volumes=$(or $(COUNT),1000) --files=$(or $(FILES),200000) $(if $(JSON),--json="$(JSON)")
 
 clean-host: ## remove what a killed run or test left on this machine
 	@cargo run --quiet -p longshore-demo -- --sweep

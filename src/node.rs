@@ -4,6 +4,7 @@ mod error;
 mod parts;
 
 use std::future::Future;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -142,7 +143,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     rooms.open(desired.clone().run(merged, changes));
 
     // what pods ask for by name, and what runs
-    let objects = Objects::new(client.clone());
+    let objects = Objects::of(client.clone(), &config);
     let allocatable = settings.allocatable.clone();
     let announcer = Announcer::new(recorder.clone());
     let (root_dir, told) = (&settings.root_dir, announcer.clone());
@@ -257,7 +258,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         observer: observer.clone(),
         status: status.clone(),
         probes,
-        volumes,
+        volumes: volumes.clone(),
         announcer,
         settings,
         objects,
@@ -271,7 +272,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     });
     let pool = Pool::new(tools, desired.clone(), ender);
     if !once {
-        let figures = Figures::new(&config, stats.clone(), desired.clone(), runtime.clone());
+        let figures =
+            Figures::new(&config, stats.clone(), desired.clone(), volumes.clone(), runtime.clone());
         let eviction = eviction::Parts {
             stats,
             desired: desired.clone(),
@@ -386,6 +388,9 @@ fn limit_open_files(wanted: i64) {
 }
 
 fn make_dir(path: &Path) -> Result<(), Error> {
-    std::fs::create_dir_all(path)
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o750)
+        .create(path)
         .map_err(|source| Error::Directory { path: path.to_owned(), source })
 }

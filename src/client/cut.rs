@@ -11,16 +11,19 @@ use kube::client::Body;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower::BoxError;
 
+use super::lanes::Place;
+
 /// The body of an answer.
 pub(super) struct Cuttable {
     body: Body,
     cut: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    _place: Option<Place>,
 }
 
 impl Cuttable {
     /// Ends with an error when `cut` is cancelled; without one, by itself alone.
-    pub(super) fn new(body: Body, cut: Option<CancellationToken>) -> Self {
-        Self { body, cut: cut.map(|cut| Box::pin(cut.cancelled_owned())) }
+    pub(super) fn new(body: Body, cut: Option<CancellationToken>, place: Option<Place>) -> Self {
+        Self { body, cut: cut.map(|cut| Box::pin(cut.cancelled_owned())), _place: place }
     }
 }
 

@@ -22,6 +22,7 @@ use base64::engine::general_purpose::STANDARD;
 use kube::config::{AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
+use super::lanes::Lanes;
 use super::{ClientError, Credentials, Limits, SILENCE, Standing, Way};
 
 /// The extension of a cluster's entry that names its further servers.
@@ -35,6 +36,8 @@ pub(super) struct Endpoint {
     /// `host:port` of the URL.
     pub(super) host: String,
     pub(super) client: Client,
+    /// For watches that share their connection.
+    pub(super) lanes: Lanes,
 }
 
 /// The ways to all servers, the preferred one first; at least one.
@@ -70,11 +73,12 @@ pub(super) async fn endpoints(
         config.reset_reader_on_write = true;
         // callers know best what may be sent twice, and each retry would pass by the rate limit
         config.default_retry = false;
+        let lanes = Lanes::new(config.clone());
         let client = Client::try_from(config).map_err(|source| ClientError::Connection {
             way: way.clone(),
             source: Box::new(source),
         })?;
-        endpoints.push(Endpoint { url, host, client });
+        endpoints.push(Endpoint { url, host, client, lanes });
     }
     Ok(endpoints)
 }

@@ -9,6 +9,7 @@
 mod bucket;
 mod cut;
 mod kubeconfig;
+mod lanes;
 #[cfg(test)]
 mod tests;
 mod transport;
@@ -25,6 +26,7 @@ use tokio::sync::watch;
 
 pub use self::bucket::TokenBucket;
 pub(crate) use self::kubeconfig::{current_cluster, current_user, decoded};
+pub use self::lanes::SharesConnection;
 use self::transport::{Shared, Transport};
 pub use self::way::Way;
 

@@ -22,6 +22,7 @@ use tracing::{info, warn};
 
 use super::cut::Cuttable;
 use super::kubeconfig::{Endpoint, Stamp, changes, endpoints, stamp};
+use super::lanes::SharesConnection;
 use super::{ClientError, Credentials, Limits, Standing, TokenBucket};
 use crate::config::{KUBERNETES_VERSION, go_arch};
 
@@ -163,13 +164,19 @@ impl Shared {
     ) -> Result<Response<Cuttable>, Failure> {
         let cut = is_watch(&request).then(|| server.cut());
         let (method, began) = (request.method().clone(), Instant::now());
-        let sent = server.endpoint.client.send(request);
+        let sent = async {
+            if request.extensions().get::<SharesConnection>().is_none() {
+                return server.endpoint.client.send(request).await.map(|answer| (answer, None));
+            }
+            let sent = server.endpoint.lanes.send(request).await;
+            sent.map(|(answer, place)| (answer, Some(place)))
+        };
         let answer = tokio::time::timeout(self.limits.timeout, sent).await;
         let status = answer.as_ref().ok().and_then(|answer| answer.as_ref().ok());
-        let status = status.map(|answer| answer.status().as_u16());
+        let status = status.map(|(answer, _)| answer.status().as_u16());
         self.metrics.request(method.as_str(), &server.endpoint.host, status, began.elapsed());
         match answer {
-            Ok(Ok(answer)) => Ok(answer.map(|body| Cuttable::new(body, cut))),
+            Ok(Ok((answer, place))) => Ok(answer.map(|body| Cuttable::new(body, cut, place))),
             Ok(Err(error)) => Err(Failure { unsent: is_unsent(&error), error: error.into() }),
             Err(_) => {
                 let text = format!("no answer from the apiserver within {:?}", self.limits.timeout);

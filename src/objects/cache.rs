@@ -1,4 +1,4 @@
-//! One kind of object, kept for as long as a pod refers to it.
+//! One kind of object, asked for now and then and kept for as long as a pod refers to it.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -17,7 +17,7 @@ use super::Error;
 
 /// An object that pods refer to by name.
 pub(super) trait Named:
-    Metadata<Ty = ObjectMeta> + DeserializeOwned + Clone + Debug
+    Metadata<Ty = ObjectMeta> + DeserializeOwned + Clone + Debug + Send + Sync + 'static
 {
     /// What messages call it.
     const NAME: &'static str;
@@ -27,6 +27,13 @@ pub(super) trait Named:
 
     /// Whether its data can never change.
     fn immutable(&self) -> bool;
+
+    /// Without what is of no use to the node, and often the larger part of an object.
+    fn lean(mut self) -> Self {
+        let metadata = self.metadata_mut();
+        (metadata.managed_fields, metadata.annotations) = (None, None);
+        self
+    }
 }
 
 impl Named for Secret {
@@ -69,13 +76,21 @@ impl Named for RuntimeClass {
 /// Namespace, empty for an object of the whole cluster, and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Key {
-    namespace: Box<str>,
+    pub(super) namespace: Box<str>,
     pub(super) name: Box<str>,
 }
 
 impl Key {
     pub(super) fn new(namespace: &str, name: &str) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
+    }
+
+    /// What it is to ask for such an object, for messages.
+    pub(super) fn action<K: Named>(&self) -> String {
+        match &*self.namespace {
+            "" => format!("get {} {}", K::NAME, self.name),
+            namespace => format!("get {} {namespace}/{}", K::NAME, self.name),
+        }
     }
 }
 
@@ -128,25 +143,25 @@ impl<K: Named> Cache<K> {
     /// version of it is known already. An object that no pod refers to is fetched and not kept.
     pub(super) async fn get(
         &self,
-        namespace: &str,
-        name: &str,
+        key: &Key,
         time_to_live: Duration,
         fetch: impl AsyncFnOnce(bool) -> Result<K, Error>,
     ) -> Result<Arc<K>, Error> {
         let asked = Instant::now();
-        let slot = self.entries().get(&Key::new(namespace, name)).map(|entry| entry.slot.clone());
+        let slot = self.entries().get(key).map(|entry| entry.slot.clone());
         let slot = slot.unwrap_or_default();
         let mut last = slot.lock().await;
         if let Some(answer) = last.as_ref().filter(|answer| answer.serves(asked, time_to_live)) {
             return answer.result.clone();
         }
         let known = last.take().and_then(|answer| answer.result.ok());
-        let fetched = fetch(known.is_some()).await.map(Arc::new);
+        let fetched = fetch(known.is_some()).await.map(|object| Arc::new(object.lean()));
         let result = match (known, fetched) {
             // An apiserver behind the others must not turn the object back in time.
             (Some(known), Ok(fetched)) if version(&*fetched) < version(&*known) => Ok(known),
             (Some(known), Err(error)) if !error.is_not_found() => {
-                tracing::warn!(namespace, name, %error, "using the last known {}", K::NAME);
+                let Key { namespace, name } = key;
+                tracing::warn!(%namespace, %name, %error, "using the last known {}", K::NAME);
                 Ok(known)
             }
             (_, fetched) => fetched,

@@ -1,25 +1,41 @@
-//! Secrets, configmaps, runtime classes and service account tokens that the pods of this node refer to, fetched one
-//! by one by name as the Node authorizer allows. Workers register a pod here before they use it;
-//! volumes, environment variables and image pulls read from here.
-//! Current limitations: changes are seen by asking again after a time to live, not by a watch.
+//! Secrets, configmaps, runtime classes and service account tokens that the pods of this node refer
+//! to, each by its name as the Node authorizer allows. Workers register a pod here before they use
+//! it; volumes, environment variables and image pulls read from here.
+//!
+//! How changes are seen is `configMapAndSecretChangeDetectionStrategy`. By `Watch`, each object has
+//! one watch for all pods that refer to it (`watched`, `follow`), and they are told of its changes
+//! (`changes`); by `Cache` and `Get` it is asked for (`cache`), and each pod is looked at from time
+//! to time.
 
+mod bundles;
 mod cache;
+mod changes;
+mod follow;
 mod references;
 mod tokens;
+mod watched;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, ServiceAccountTokenProjection};
+use k8s_openapi::api::core::v1::{
+    ClusterTrustBundleProjection, ConfigMap, Pod, Secret, ServiceAccountTokenProjection,
+};
 use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::api::GetParams;
 use kube::{Client, Error as KubeError};
 use longshore_pod::spec;
 
-use cache::{Cache, Named};
+pub use changes::{Changed, Changes};
+
+use crate::config::Config;
+use bundles::Bundles;
+use cache::{Cache, Key, Named};
+use changes::Told;
 use references::{Reference, References};
 use tokens::PodTokens;
+use watched::Watched;
 
 /// How long a fetched object is used before it is asked for again.
 const TIME_TO_LIVE: Duration = Duration::from_secs(60);
@@ -55,6 +71,9 @@ pub enum Error {
         /// What was asked for.
         action: String,
     },
+    /// What a pod asks of trust bundles cannot be given.
+    #[error("{0}")]
+    TrustBundle(String),
     /// A token was asked for a pod that names no service account.
     #[error("pod names no service account to make a token for")]
     NoServiceAccount,
@@ -80,7 +99,9 @@ impl Error {
 pub fn first_reference(pod: &Pod) -> Option<String> {
     let all = references::of(pod);
     // A class tells how to run a pod, and holds nothing that is for some pods alone.
-    let kept = all.iter().find(|reference| !matches!(reference, Reference::RuntimeClass(_)));
+    let kept = all.iter().find(|reference| {
+        !matches!(reference, Reference::RuntimeClass(_) | Reference::TrustBundles)
+    });
     kept.map(ToString::to_string)
 }
 
@@ -101,7 +122,38 @@ pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
     cause.to_string()
 }
 
-/// The objects that this node's pods use. A cheap handle; clones share one cache.
+/// How changes of objects are seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detection {
+    /// By a watch of each object.
+    Watch,
+    /// By asking again for what is a minute old; pods are looked at so often.
+    Cache(Duration),
+    /// By asking each time; pods are looked at so often.
+    Get(Duration),
+}
+
+impl Detection {
+    /// As the configuration says.
+    pub fn of(config: &Config) -> Self {
+        let period = config.kubelet.sync_frequency.get();
+        match config.kubelet.config_map_and_secret_change_detection_strategy.as_str() {
+            "Cache" => Self::Cache(period),
+            "Get" => Self::Get(period),
+            _ => Self::Watch,
+        }
+    }
+
+    /// How often pods are looked at, where nobody tells of changes.
+    fn period(self) -> Option<Duration> {
+        match self {
+            Self::Watch => None,
+            Self::Cache(period) | Self::Get(period) => Some(period),
+        }
+    }
+}
+
+/// The objects that this node's pods use. A cheap handle; clones share what is known.
 #[derive(Clone)]
 pub struct Objects {
     inner: Arc<Inner>,
@@ -110,10 +162,21 @@ pub struct Objects {
 
 struct Inner {
     client: Option<Client>,
-    secrets: Cache<Secret>,
-    config_maps: Cache<ConfigMap>,
-    runtime_classes: Cache<RuntimeClass>,
+    detection: Detection,
+    secrets: Store<Secret>,
+    config_maps: Store<ConfigMap>,
+    runtime_classes: Store<RuntimeClass>,
+    /// `None` while their feature gate is off.
+    bundles: Option<Bundles>,
     pods: Mutex<HashMap<String, Registered>>,
+}
+
+/// One kind of object.
+enum Store<K> {
+    Watched(Watched<K>),
+    Cached(Cache<K>),
+    /// Nothing is kept.
+    Asked,
 }
 
 /// What is kept for a pod, by its UID.
@@ -121,21 +184,36 @@ struct Inner {
 struct Registered {
     references: References,
     tokens: Arc<PodTokens>,
+    told: Arc<Told>,
 }
 
 impl Objects {
-    /// An empty cache over a client; without one (a node of static pods alone) every object is an
-    /// error.
-    pub fn new(client: Option<Client>) -> Self {
-        Self::with_time_to_live(client, TIME_TO_LIVE)
+    /// Objects over a client, as the configuration wants them followed; without a client (a node of
+    /// static pods alone) every object is an error.
+    pub fn of(client: Option<Client>, config: &Config) -> Self {
+        let bundles = config.gates.enabled("ClusterTrustBundleProjection");
+        Self::build(client, Detection::of(config), TIME_TO_LIVE, bundles)
     }
 
-    fn with_time_to_live(client: Option<Client>, time_to_live: Duration) -> Self {
+    /// Objects over a client, without trust bundles.
+    pub fn new(client: Option<Client>, detection: Detection) -> Self {
+        Self::build(client, detection, TIME_TO_LIVE, false)
+    }
+
+    fn build(
+        client: Option<Client>,
+        detection: Detection,
+        time_to_live: Duration,
+        bundles: bool,
+    ) -> Self {
         let inner = Inner {
             client,
-            secrets: Cache::default(),
-            config_maps: Cache::default(),
-            runtime_classes: Cache::default(),
+            detection,
+            secrets: Store::new(detection),
+            config_maps: Store::new(detection),
+            // upstream follows all of them, whatever is said of secrets
+            runtime_classes: Store::new(Detection::Watch),
+            bundles: bundles.then(Bundles::default),
             pods: Mutex::default(),
         };
         Self { inner: Arc::new(inner), time_to_live }
@@ -146,25 +224,25 @@ impl Objects {
         self.inner.client.as_ref()
     }
 
-    /// A handle of the same cache that gives objects of the last second, or asks anew.
+    /// A handle of the same that gives cached objects of the last second, or asks anew.
     pub fn fresh(&self) -> Self {
         Self { time_to_live: self.time_to_live.min(FRESH), ..self.clone() }
     }
 
-    /// Makes a pod's references known. What a new reference reads is fetched after this call, so a
-    /// pod sees every change that was made before it. Calling again for a pod with the same
-    /// references does nothing; references that it lost are dropped.
-    pub fn register(&self, pod: &Pod) {
+    /// Makes a pod's references known, and tells of their changes from then on. Calling again for a
+    /// pod with the same references does nothing; references that it lost are dropped.
+    pub fn register(&self, pod: &Pod) -> Changes {
         let new = references::of(pod);
         let mut pods = self.pods();
         let registered = pods.entry(spec::uid(pod).to_owned()).or_default();
         for reference in new.difference(&registered.references) {
-            self.inner.retain(reference);
+            Inner::retain(&self.inner, reference);
         }
         for reference in registered.references.difference(&new) {
             self.inner.release(reference);
         }
         registered.references = new;
+        Changes::new(Arc::clone(&registered.told), self.inner.detection.period())
     }
 
     /// Forgets a pod: objects that no other pod uses are dropped, and so are its tokens.
@@ -177,71 +255,99 @@ impl Objects {
 
     /// A secret by name. Callers at the same time share one request.
     pub async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<Secret>, Error> {
-        self.get(&self.inner.secrets, namespace, name).await
+        self.get(&self.inner.secrets, Key::new(namespace, name)).await
     }
 
     /// A configmap by name. Callers at the same time share one request.
     pub async fn config_map(&self, namespace: &str, name: &str) -> Result<Arc<ConfigMap>, Error> {
-        self.get(&self.inner.config_maps, namespace, name).await
+        self.get(&self.inner.config_maps, Key::new(namespace, name)).await
     }
 
     /// A runtime class by name. Callers at the same time share one request.
     pub async fn runtime_class(&self, name: &str) -> Result<Arc<RuntimeClass>, Error> {
-        self.get(&self.inner.runtime_classes, "", name).await
+        self.get(&self.inner.runtime_classes, Key::new("", name)).await
+    }
+
+    /// The certificates of the trust bundles that a registered pod asks for, as PEM.
+    pub async fn trust_anchors(
+        &self,
+        source: &ClusterTrustBundleProjection,
+    ) -> Result<Vec<u8>, Error> {
+        match (&self.inner.bundles, &self.inner.client) {
+            (None, _) => Err(Error::TrustBundle(
+                "ClusterTrustBundle projection is not supported: the feature gate \
+                 ClusterTrustBundleProjection is off"
+                    .to_owned(),
+            )),
+            (_, None) => {
+                Err(Error::NoApiserver { action: "list cluster trust bundles".to_owned() })
+            }
+            (Some(bundles), _) => bundles.anchors(source).await,
+        }
     }
 
     /// A token of the pod's service account, bound to the pod and kept until 80 % of its life is
-    /// over. When it cannot be renewed in time, the old one is given as long as it is valid.
+    /// over; then its pod is told. When it cannot be renewed in time, the old one is given as long
+    /// as it is valid.
     pub async fn service_account_token(
         &self,
         pod: &Pod,
         projection: &ServiceAccountTokenProjection,
     ) -> Result<Arc<str>, Error> {
-        let registered = self.pods().get(spec::uid(pod)).map(|pod| pod.tokens.clone());
-        registered.unwrap_or_default().get(self.inner.client.as_ref(), pod, projection).await
+        let (tokens, told) = match self.pods().get(spec::uid(pod)) {
+            Some(registered) => (registered.tokens.clone(), registered.told.clone()),
+            None => Default::default(),
+        };
+        let client = self.inner.client.as_ref();
+        tokens.get(client, pod, projection, &told.renewal).await
     }
 
-    async fn get<K: Named>(
-        &self,
-        cache: &Cache<K>,
-        namespace: &str,
-        name: &str,
-    ) -> Result<Arc<K>, Error> {
-        let action = || match namespace {
-            "" => format!("get {} {name}", K::NAME),
-            namespace => format!("get {} {namespace}/{name}", K::NAME),
-        };
-        let client =
-            self.inner.client.as_ref().ok_or_else(|| Error::NoApiserver { action: action() })?;
-        let api = K::api(client.clone(), namespace);
-        cache
-            .get(namespace, name, self.time_to_live, async |known| {
-                // The apiserver's own cache is good enough to look for changes, and spares etcd.
-                let (params, deadline) = match known {
-                    true => (GetParams::any(), RENEWAL_TIMEOUT),
-                    false => (GetParams::default(), REQUEST_TIMEOUT),
-                };
-                within(deadline, api.get_with(name, &params)).await.map_err(|error| match error {
-                    KubeError::Api(status) if status.code == 404 => {
-                        Error::NotFound { kind: K::NAME, name: name.to_owned() }
-                    }
-                    error => Error::request(action(), error),
-                })
-            })
-            .await
+    async fn get<K: Named>(&self, store: &Store<K>, key: Key) -> Result<Arc<K>, Error> {
+        let client = self.inner.client.as_ref();
+        let client = client.ok_or_else(|| Error::NoApiserver { action: key.action::<K>() })?;
+        let fetch = async |known| fetch::<K>(client, &key, known).await;
+        match store {
+            Store::Watched(watched) => match watched.get(&key).await {
+                Some(known) => known,
+                None => fetch(false).await.map(Arc::new),
+            },
+            Store::Cached(cache) => cache.get(&key, self.time_to_live, fetch).await,
+            Store::Asked => fetch(false).await.map(Arc::new),
+        }
     }
 
     fn pods(&self) -> MutexGuard<'_, HashMap<String, Registered>> {
-        self.inner.pods.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.pods()
     }
 }
 
+/// Asks for an object; cheaply, if some version of it is known.
+async fn fetch<K: Named>(client: &Client, key: &Key, known: bool) -> Result<K, Error> {
+    // The apiserver's own cache is good enough to look for changes, and spares etcd.
+    let (params, deadline) = match known {
+        true => (GetParams::any(), RENEWAL_TIMEOUT),
+        false => (GetParams::default(), REQUEST_TIMEOUT),
+    };
+    let api = K::api(client.clone(), &key.namespace);
+    within(deadline, api.get_with(&key.name, &params)).await.map_err(|error| match error {
+        KubeError::Api(status) if status.code == 404 => {
+            Error::NotFound { kind: K::NAME, name: key.name.to_string() }
+        }
+        error => Error::request(key.action::<K>(), error),
+    })
+}
+
 impl Inner {
-    fn retain(&self, reference: &Reference) {
+    fn retain(inner: &Arc<Self>, reference: &Reference) {
         match reference {
-            Reference::Secret(key) => self.secrets.retain(key),
-            Reference::ConfigMap(key) => self.config_maps.retain(key),
-            Reference::RuntimeClass(key) => self.runtime_classes.retain(key),
+            Reference::Secret(key) => inner.secrets.retain(inner, key, reference),
+            Reference::ConfigMap(key) => inner.config_maps.retain(inner, key, reference),
+            Reference::RuntimeClass(key) => inner.runtime_classes.retain(inner, key, reference),
+            Reference::TrustBundles => {
+                if let (Some(bundles), Some(client)) = (&inner.bundles, &inner.client) {
+                    bundles.retain(client, Self::teller(inner, reference));
+                }
+            }
         }
     }
 
@@ -250,6 +356,56 @@ impl Inner {
             Reference::Secret(key) => self.secrets.release(key),
             Reference::ConfigMap(key) => self.config_maps.release(key),
             Reference::RuntimeClass(key) => self.runtime_classes.release(key),
+            Reference::TrustBundles => self.bundles.iter().for_each(Bundles::release),
+        }
+    }
+
+    /// What tells of changes of the object, as long as there is somebody to tell.
+    fn teller(inner: &Arc<Self>, reference: &Reference) -> impl Fn() + Send + Sync + 'static {
+        let (inner, reference) = (Arc::downgrade(inner), reference.clone());
+        move || {
+            if let Some(inner) = inner.upgrade() {
+                inner.changed(&reference);
+            }
+        }
+    }
+
+    /// Tells the pods that refer to the object, and no others.
+    fn changed(&self, reference: &Reference) {
+        let pods = self.pods();
+        let concerned = pods.values().filter(|pod| pod.references.contains(reference));
+        concerned.for_each(|pod| pod.told.note(reference));
+    }
+
+    fn pods(&self) -> MutexGuard<'_, HashMap<String, Registered>> {
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K: Named> Store<K> {
+    fn new(detection: Detection) -> Self {
+        match detection {
+            Detection::Watch => Self::Watched(Watched::default()),
+            Detection::Cache(_) => Self::Cached(Cache::default()),
+            Detection::Get(_) => Self::Asked,
+        }
+    }
+
+    fn retain(&self, inner: &Arc<Inner>, key: &Key, reference: &Reference) {
+        match (self, &inner.client) {
+            (Self::Watched(watched), Some(client)) => {
+                watched.retain(key, client, Inner::teller(inner, reference));
+            }
+            (Self::Cached(cache), _) => cache.retain(key),
+            _ => {}
+        }
+    }
+
+    fn release(&self, key: &Key) {
+        match self {
+            Self::Watched(watched) => watched.release(key),
+            Self::Cached(cache) => cache.release(key),
+            Self::Asked => {}
         }
     }
 }

@@ -14,6 +14,8 @@ pub(super) enum Reference {
     Secret(Key),
     ConfigMap(Key),
     RuntimeClass(Key),
+    /// All of the cluster's.
+    TrustBundles,
 }
 
 impl fmt::Display for Reference {
@@ -22,6 +24,7 @@ impl fmt::Display for Reference {
             Self::Secret(key) => write!(out, "secret {:?}", key.name),
             Self::ConfigMap(key) => write!(out, "configmap {:?}", key.name),
             Self::RuntimeClass(key) => write!(out, "runtimeclass {:?}", key.name),
+            Self::TrustBundles => out.write_str("cluster trust bundles"),
         }
     }
 }
@@ -45,6 +48,13 @@ pub(super) fn of(pod: &Pod) -> References {
     if let Some(class) = pod_spec.runtime_class_name.as_deref().filter(|name| !name.is_empty()) {
         found.references.insert(Reference::RuntimeClass(Key::new("", class)));
     }
+    found.references
+}
+
+/// What the data of one volume is made of.
+pub(super) fn of_volume(namespace: &str, volume: &Volume) -> References {
+    let mut found = Found { namespace, references: References::new() };
+    found.volume(volume);
     found.references
 }
 
@@ -112,6 +122,9 @@ impl Found<'_> {
             }
             if let Some(config_map) = &source.config_map {
                 self.config_map(&config_map.name);
+            }
+            if source.cluster_trust_bundle.is_some() {
+                self.references.insert(Reference::TrustBundles);
             }
         }
     }

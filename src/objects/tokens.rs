@@ -12,7 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, PostParams};
 use kube::{Client, Error as KubeError};
 use longshore_pod::spec;
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::{Mutex as AsyncMutex, watch};
 
 use super::{Error, REQUEST_TIMEOUT, within};
 
@@ -20,6 +20,9 @@ use super::{Error, REQUEST_TIMEOUT, within};
 const LONGEST_USE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Renewals are spread over so many seconds, so that pods made together do not ask together.
 const SPREAD: u64 = 10;
+
+/// When the renewal of a token that failed is tried again.
+const RETRY: Duration = Duration::from_secs(30);
 
 /// The apiserver refuses a token for a pod that it does not yet know to be on this node, and its
 /// own view may be behind the watch from which the node knows it.
@@ -46,6 +49,8 @@ struct Token {
     text: Arc<str>,
     renew: Timestamp,
     expires: Timestamp,
+    /// When its renewal is tried again, after one that failed.
+    retry: Option<Timestamp>,
 }
 
 impl PodTokens {
@@ -54,6 +59,7 @@ impl PodTokens {
         client: Option<&Client>,
         pod: &Pod,
         projection: &ServiceAccountTokenProjection,
+        renewal: &watch::Sender<Option<Timestamp>>,
     ) -> Result<Arc<str>, Error> {
         let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref());
         let account = account.filter(|name| !name.is_empty()).ok_or(Error::NoServiceAccount)?;
@@ -62,23 +68,39 @@ impl PodTokens {
             expiration_seconds: projection.expiration_seconds.unwrap_or(DEFAULT_LIFE),
         };
         let mut tokens = self.tokens.lock().await;
-        let now = Timestamp::now();
-        let current = tokens.get(&request);
-        if let Some(token) = current.filter(|token| now < token.renew) {
-            return Ok(token.text.clone());
+        let answer = current_or_new(&mut tokens, client, pod, account, request).await;
+        renewal.send_replace(tokens.values().map(|token| token.retry.unwrap_or(token.renew)).min());
+        answer
+    }
+}
+
+async fn current_or_new(
+    tokens: &mut HashMap<Request, Token>,
+    client: Option<&Client>,
+    pod: &Pod,
+    account: &str,
+    request: Request,
+) -> Result<Arc<str>, Error> {
+    let now = Timestamp::now();
+    let current = tokens.get_mut(&request);
+    if let Some(token) = current.as_ref().filter(|token| now < token.renew) {
+        return Ok(token.text.clone());
+    }
+    match (create(client, pod, account, &request).await, current) {
+        (Ok(token), _) => {
+            let text = token.text.clone();
+            tokens.insert(request, token);
+            Ok(text)
         }
-        match create(client, pod, account, &request).await {
-            Ok(token) => {
-                let text = token.text.clone();
-                tokens.insert(request, token);
-                Ok(text)
+        (Err(error), Some(token)) => {
+            token.retry = now.saturating_add(RETRY).ok();
+            if now >= token.expires {
+                return Err(error);
             }
-            Err(error) => {
-                let token = current.filter(|token| now < token.expires).ok_or(error.clone())?;
-                tracing::warn!(pod = spec::name(pod), %error, "using a service account token that is due for renewal");
-                Ok(token.text.clone())
-            }
+            tracing::warn!(pod = spec::name(pod), %error, "using a service account token that is due for renewal");
+            Ok(token.text.clone())
         }
+        (Err(error), None) => Err(error),
     }
 }
 
@@ -130,7 +152,8 @@ async fn create(
         answer.spec.and_then(|spec| spec.expiration_seconds).unwrap_or(request.expiration_seconds);
     let life = Duration::from_secs(u64::try_from(life).unwrap_or_default());
     let spread = Duration::from_secs(RandomState::new().hash_one(&text) % SPREAD);
-    Ok(Token { text: text.into(), renew: renewal(expires.0, life, spread), expires: expires.0 })
+    let renew = renewal(expires.0, life, spread);
+    Ok(Token { text: text.into(), renew, expires: expires.0, retry: None })
 }
 
 /// When to renew a token of that life: at 80 % of it or after a day, and a bit sooner by `spread`.

@@ -318,10 +318,8 @@ impl PodRuntime {
 
     /// Make the pod's directories.
     pub async fn create_dirs(&self, pod: &Pod) -> Result<(), Error> {
-        for dir in [self.settings.pod_dir(pod), self.settings.pod_log_dir(pod)] {
-            create_dir(&dir).await?;
-        }
-        Ok(())
+        create_dir(&self.settings.pod_dir(pod), 0o750).await?;
+        create_dir(&self.settings.pod_log_dir(pod), 0o755).await
     }
 
     /// Take over a pod whose sandbox an earlier daemon made.
@@ -348,8 +346,11 @@ impl PodRuntime {
     }
 }
 
-async fn create_dir(path: &Path) -> Result<(), Error> {
-    tokio::fs::create_dir_all(path)
+async fn create_dir(path: &Path, mode: u32) -> Result<(), Error> {
+    tokio::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(mode)
+        .create(path)
         .await
         .map_err(|source| Error::Io { path: path.to_owned(), source })
 }

@@ -1,7 +1,7 @@
 //! What a container mounts: its volumes, the pod's hosts file, and a file for its last words.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, Pod, VolumeDevice, VolumeMount};
@@ -11,7 +11,7 @@ use longshore_pod::spec;
 
 use super::env::Environment;
 use super::{Error, PodRuntime, Settings};
-use crate::volumes::{Mounted, PodMounts, SubPath};
+use crate::volumes::{Mounted, PodMounts, SubPath, validate_sub_path};
 
 const ETC_HOSTS: &str = "/etc/hosts";
 
@@ -85,6 +85,7 @@ impl Sources<'_> {
         let path = self.sub_path(mount)?;
         let options = options(mount, self.recursive)?;
         if let Some(image) = self.images.get(&mount.name) {
+            validate_sub_path(&path)?;
             return Ok(v1::Mount { image: Some(image.clone()), image_sub_path: path, ..options });
         }
         // The apiserver sees to it that a mount names a volume; a manifest may not.
@@ -105,7 +106,20 @@ impl Sources<'_> {
                 self.runtime.volumes.sub_path(spec::uid(self.pod), sub_path).await?
             }
         };
-        Ok(mounted(options, volume, &host_path))
+        let selinux_relabel = self.is_filled_by_node(&mount.name);
+        Ok(v1::Mount { selinux_relabel, ..mounted(options, volume, &host_path) })
+    }
+
+    /// Whether a volume holds what the node made for this pod alone, and may give a label to.
+    fn is_filled_by_node(&self, volume: &str) -> bool {
+        let volumes = self.pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        volumes.filter(|known| known.name == volume).any(|known| {
+            known.empty_dir.is_some()
+                || known.config_map.is_some()
+                || known.secret.is_some()
+                || known.downward_api.is_some()
+                || known.projected.is_some()
+        })
     }
 
     /// The path inside the volume, with its variables expanded; each must have a value.
@@ -134,7 +148,8 @@ impl Sources<'_> {
             let path = path.to_owned();
             move |source| Error::Io { path, source }
         };
-        std::fs::create_dir_all(&dir).map_err(at(&dir))?;
+        let mut maker = std::fs::DirBuilder::new();
+        maker.recursive(true).mode(0o750).create(&dir).map_err(at(&dir))?;
         let path = dir.join(format!("{:08x}", self.restart_count));
         std::fs::write(&path, "").map_err(at(&path))?;
         // Any user of the container may write, whatever the daemon's umask.

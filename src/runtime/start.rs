@@ -90,7 +90,7 @@ impl PodRuntime {
             self.announcer.container(pod, start.kind, &start.name, true, "Failed", &text);
         })?;
         let log_dir = self.settings.pod_log_dir(pod).join(&container.name);
-        create_dir(&log_dir).await.map_err(config_error)?;
+        create_dir(&log_dir, 0o755).await.map_err(config_error)?;
         let restart_count = match start.restart_count {
             Some(count) => count,
             None => container::restart_count_from_logs(&log_dir),

@@ -83,11 +83,6 @@ impl PodRuntime {
         self.images.removed(id, since);
     }
 
-    /// Write the data of the pod's volumes anew where it has changed.
-    pub async fn refresh_volumes(&self, pod: &Pod) -> Result<(), Error> {
-        Ok(self.volumes.refresh(pod).await?)
-    }
-
     /// Remove the pod's directory, with the volumes in it, and its logs.
     pub async fn remove_files(&self, pod: &Pod) -> Result<(), Error> {
         self.remove_logs(spec::uid(pod)).await?;

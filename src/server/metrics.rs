@@ -21,7 +21,7 @@ use super::Host;
 /// The pages about the node itself.
 pub(super) fn routes(host: Arc<dyn Host>) -> Router {
     Router::new()
-        .route("/metrics", get(async |State(host): Pages| page(&host.metrics().node)))
+        .route("/metrics", get(async |State(host): Pages| node_page(&*host).await))
         .route("/metrics/probes", get(async |State(host): Pages| page(&host.metrics().probes)))
         .route("/metrics/slis", get(async |State(host): Pages| page(&host.metrics().slis)))
         .with_state(host)
@@ -29,8 +29,21 @@ pub(super) fn routes(host: Arc<dyn Host>) -> Router {
 
 type Pages = State<Arc<dyn Host>>;
 
+/// What is counted, and what is read when somebody asks.
+async fn node_page(host: &dyn Host) -> Response {
+    let volumes = match host.figures() {
+        Some(figures) => figures.volume_metrics().await,
+        None => String::new(),
+    };
+    text(host.metrics().node.text() + &volumes)
+}
+
 fn page(registry: &Registry) -> Response {
-    ([(CONTENT_TYPE, longshore_metrics::CONTENT_TYPE)], registry.text()).into_response()
+    text(registry.text())
+}
+
+fn text(page: String) -> Response {
+    ([(CONTENT_TYPE, longshore_metrics::CONTENT_TYPE)], page).into_response()
 }
 
 /// The families about requests. Cheap to clone.

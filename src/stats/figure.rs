@@ -72,7 +72,7 @@ impl<T> Clone for Figure<T> {
 
 impl<T: Send + Sync + 'static> Figure<T> {
     /// What is known if it is not older than `max_age`, or what `read` finds.
-    pub(crate) async fn get<R, F>(&self, max_age: Duration, read: R) -> Answer<T>
+    pub(super) async fn get<R, F>(&self, max_age: Duration, read: R) -> Answer<T>
     where
         R: FnOnce() -> F,
         F: Future<Output = Result<T, Error>> + Send + 'static,
@@ -100,7 +100,7 @@ impl<T: Send + Sync + 'static> Figure<T> {
     }
 
     /// What is known on those terms, however old it is if nothing younger comes in time.
-    pub(super) async fn known<R, F>(&self, terms: Terms, read: R) -> Option<Arc<T>>
+    pub(crate) async fn known<R, F>(&self, terms: Terms, read: R) -> Option<Arc<T>>
     where
         R: FnOnce() -> F,
         F: Future<Output = Result<T, Error>> + Send + 'static,
@@ -114,7 +114,7 @@ impl<T: Send + Sync + 'static> Figure<T> {
     }
 
     /// What is known, however old.
-    pub(crate) fn last(&self) -> Option<Arc<T>> {
+    fn last(&self) -> Option<Arc<T>> {
         self.state().known.as_ref().map(|(_, known)| known.clone())
     }
 

@@ -163,6 +163,15 @@ pub enum Error {
         /// What the volume expects there.
         expected: &'static str,
     },
+    /// The medium that an emptyDir asks for is not to be had.
+    #[error("{0}")]
+    Medium(String),
+    /// A sub-path leads out of its volume by itself.
+    #[error("{}", refusal(.path))]
+    SubPathOut {
+        /// The path as written, or with its variables expanded.
+        path: String,
+    },
     /// A sub-path could not be made or bound. Its details are logged and not told to the pod,
     /// which could learn about the host from them.
     #[error("failed to {action} for volumeMount {volume:?} of container {container:?}")]
@@ -196,6 +205,14 @@ pub enum Error {
     /// The work ended before its answer, as when the daemon stops.
     #[error("work on volumes was interrupted")]
     Interrupted,
+}
+
+/// In upstream's words.
+fn refusal(path: &str) -> String {
+    match path.starts_with('/') {
+        true => format!("error SubPath `{path}` must not be an absolute path"),
+        false => format!("unable to provision SubPath `{path}`: must not contain '..'"),
+    }
 }
 
 impl Error {

@@ -17,6 +17,7 @@ mod host_path;
 mod iscsi;
 mod layout;
 mod local;
+mod medium;
 mod metrics;
 mod nested;
 mod nfs;
@@ -25,6 +26,7 @@ mod payload;
 mod persistent;
 mod remove;
 mod source;
+mod stats;
 mod sub_path;
 
 use std::collections::{BTreeMap, HashMap};
@@ -43,18 +45,20 @@ pub use claims::ClaimError;
 pub use devices::Devices;
 pub use error::Error;
 pub use ownership::Ownership;
-pub use sub_path::SubPath;
+pub use stats::{Filling, Lasting};
+pub use sub_path::{SubPath, validate as validate_sub_path};
 
-use crate::objects::Objects;
+use crate::objects::{Changed, Objects};
 use crate::runtime::Announcer;
 use dir::Dir;
-use empty_dir::Medium;
 use error::if_exists;
 use host::tools::Tools;
+use medium::Medium;
 use metrics::Metrics;
 use payload::{Payload, Sources, fs_group};
 use persistent::Persistent;
 use source::{Source, kind_of};
+use stats::Standing;
 
 /// Where one volume of a pod lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,6 +92,7 @@ struct Inner {
     /// itself, which goes on when the caller does not wait for it any more.
     locks: Mutex<HashMap<String, Weak<RwLock<()>>>>,
     metrics: Metrics,
+    standing: Standing,
 }
 
 impl Volumes {
@@ -118,6 +123,7 @@ impl Volumes {
             kernel: iscsi::Kernel::default(),
             locks: Mutex::default(),
             metrics,
+            standing: Standing::default(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -145,18 +151,22 @@ impl Volumes {
                 .map_err(|error| error.of_volume(error::SET_UP, &volume.name))?;
             self.inner.metrics.wants(spec::uid(pod), &volume.name, source.plugin());
             let mounted = self.set_up(pod, volume, &source).await?;
+            if source.outlives_pod() {
+                let (uid, path) = (spec::uid(pod), &mounted.path);
+                self.inner.standing.note(uid, &volume.name, path);
+            }
             Ok((volume.name.clone(), mounted))
         });
         join_all(set_ups).await.into_iter().collect()
     }
 
-    /// Writes the data of a pod's volumes anew where it has changed. The error is that of the
-    /// first volume that failed; the others are refreshed all the same.
-    pub async fn refresh(&self, pod: &Pod) -> Result<(), Error> {
+    /// Writes the data of a pod's volumes anew, of those that hold something of what changed. The
+    /// error is that of the first volume that failed; the others are refreshed all the same.
+    pub async fn refresh(&self, pod: &Pod, changed: &Changed) -> Result<(), Error> {
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         let sources = volumes.filter_map(|volume| Some((volume, Source::of(volume, None).ok()?)));
         let refreshes = sources
-            .filter(|(_, source)| source.has_data())
+            .filter(|(volume, source)| source.has_data() && changed.touches(pod, volume))
             .map(async |(volume, source)| self.set_up(pod, volume, &source).await.map(drop));
         join_all(refreshes).await.into_iter().collect()
     }
@@ -188,7 +198,7 @@ impl Volumes {
     /// A path that is absent is made as a directory with the mode of the volume's root. The bind
     /// lives until [`Volumes::unmount`]; asking again for the same one gives the same.
     pub async fn sub_path(&self, uid: &str, sub_path: SubPath<'_>) -> Result<PathBuf, Error> {
-        sub_path::validate(sub_path.path)?;
+        validate_sub_path(sub_path.path)?;
         let volume = sub_path.volume.to_owned();
         let volume_path = sub_path.volume_path.to_owned();
         let (container, path) = (sub_path.container.to_owned(), sub_path.path.to_owned());
@@ -350,6 +360,9 @@ impl Volumes {
             in_pods(pods, owned, work).await
         });
         let taken_down = work.await.unwrap_or(Err(Error::Interrupted));
+        if taken_down.is_ok() {
+            self.inner.standing.forget(uid);
+        }
         self.inner.metrics.took_down(uid, began, &taken_down);
         taken_down
     }

@@ -157,6 +157,11 @@ impl Sources<'_> {
             self.downward_api(payload, source.items.as_deref(), mode)
         } else if let Some(source) = &projection.service_account_token {
             self.token(payload, source, mode).await
+        } else if let Some(source) = &projection.cluster_trust_bundle {
+            let anchors = self.objects.trust_anchors(source).await?;
+            self.add_private(payload, &source.path, anchors, mode)
+        } else if projection.pod_certificate.is_some() {
+            Err(Error::UnsupportedPart("projected source podCertificate".to_owned()))
         } else {
             Err(Error::UnsupportedPart(format!("projected source {}", super::kind_of(projection))))
         }
@@ -220,10 +225,21 @@ impl Sources<'_> {
         mode: i32,
     ) -> Result<(), Error> {
         let token = self.objects.service_account_token(self.pod, source).await?;
+        self.add_private(payload, &source.path, token.as_bytes().to_vec(), mode)
+    }
+
+    /// Adds a file that belongs to the pod's user.
+    fn add_private(
+        &self,
+        payload: &mut Payload,
+        path: &str,
+        data: Vec<u8>,
+        mode: i32,
+    ) -> Result<(), Error> {
         let owner = common_user(self.pod);
         // Where someone is known to be meant to read it, no one else can.
         let mode = if owner.is_some() || fs_group(self.pod).is_some() { 0o600 } else { mode };
-        payload.add(&source.path, token.as_bytes().to_vec(), mode, owner)
+        payload.add(path, data, mode, owner)
     }
 }
 

@@ -122,6 +122,11 @@ impl Persistent {
         error.of_volume(operation, &self.spec_name)
     }
 
+    /// Whether it is a directory of the node.
+    pub(super) fn is_host_path(&self) -> bool {
+        matches!(self.source, PersistentSource::HostPath(_))
+    }
+
     /// The name of what sets it up, as upstream counts it.
     pub(super) fn plugin(&self) -> &'static str {
         match self.source {

@@ -57,6 +57,12 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// Whether its data is not the pod's, and somebody knows how much that is: not of a directory
+    /// of the node.
+    pub(super) fn outlives_pod(&self) -> bool {
+        matches!(self, Self::Persistent(persistent) if !persistent.is_host_path())
+    }
+
     /// Whether the node puts data into it that can change.
     pub(super) fn has_data(&self) -> bool {
         !matches!(self, Self::EmptyDir(_) | Self::HostPath(_) | Self::Persistent(_))

@@ -36,18 +36,19 @@ pub struct SubPath<'a> {
 }
 
 /// Checks what the pod's spec says about a sub-path.
-pub(super) fn validate(path: &str) -> Result<(), Error> {
-    let invalid = |reason| Error::InvalidPath { what: "subPath", path: path.to_owned(), reason };
-    for component in Path::new(path).components() {
-        match component {
-            Component::RootDir | Component::Prefix(_) => {
-                return Err(invalid("must be a relative path"));
-            }
-            Component::ParentDir => return Err(invalid("must not contain '..'")),
-            Component::CurDir | Component::Normal(_) => {}
-        }
+pub fn validate(path: &str) -> Result<(), Error> {
+    let leads_out = |component| matches!(component, Component::RootDir | Component::ParentDir);
+    if Path::new(path).components().any(leads_out) {
+        return Err(Error::SubPathOut { path: path.to_owned() });
     }
-    if path.contains('\0') { Err(invalid("must not contain NUL")) } else { Ok(()) }
+    match path.contains('\0') {
+        true => Err(Error::InvalidPath {
+            what: "subPath",
+            path: path.to_owned(),
+            reason: "must not contain NUL",
+        }),
+        false => Ok(()),
+    }
 }
 
 /// Opens the path in the volume, made as directories if it is absent, and binds it below the

@@ -15,6 +15,7 @@ use super::Tools;
 use super::place::Place;
 use super::steps::{Failure, Outcome};
 use super::stop::{Farewell, stop};
+use crate::objects::Changed;
 use crate::runtime::{Error, Present, StartError, describe};
 use crate::volumes::PodMounts;
 
@@ -75,6 +76,17 @@ impl Hands {
             message: error.to_string(),
         };
         mounted.map(Arc::new).map_err(failed)
+    }
+
+    /// Write the data of the pod's volumes anew, as far as what changed is in them.
+    pub(super) async fn refresh(self, changed: Changed, recall: CancellationToken) -> Outcome {
+        let refresh = self.tools.volumes.refresh(&self.pod, &changed);
+        let (left, error) = match recall.run_until_cancelled(refresh).await {
+            None => (changed, None),
+            Some(Ok(())) => (Changed::default(), None),
+            Some(Err(error)) => (changed, Some(error.to_string())),
+        };
+        Outcome::Refreshed { left, error }
     }
 
     /// Stop the sandboxes that were, then make the next.

@@ -5,6 +5,7 @@
 //! other.
 
 mod act;
+mod data;
 mod end;
 mod ender;
 mod entry;

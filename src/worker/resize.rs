@@ -13,6 +13,7 @@ use tracing::debug;
 use super::act::Hands;
 use super::steps::{Outcome, Resized, Subject};
 use super::task::Task;
+use crate::objects::Changed;
 use crate::runtime::{PodRuntime, describe};
 
 /// What pauses after failures are counted under; no container has that name.
@@ -76,6 +77,7 @@ impl Task {
         self.grants = decision.grants;
         self.was_resized = true;
         self.pod = self.tools.allocation.allotted(&self.asked);
+        self.changed(Changed::pod());
         let told = InProgress { generation: decision.generation, error: None };
         self.resizing = Some(told.into());
         self.retries.retain(|failed| failed != RETRIES);

@@ -9,6 +9,7 @@ use futures::stream::FuturesUnordered;
 use longshore_pod::Timestamp;
 use tokio_util::sync::CancellationToken;
 
+use crate::objects::Changed;
 use crate::runtime::{Present, StartError};
 use crate::volumes::PodMounts;
 
@@ -19,6 +20,8 @@ pub(super) enum Subject {
     Pod,
     /// Its volumes.
     Volumes,
+    /// The data in its volumes, once they are there.
+    Data,
     /// Its resources, and those of its containers.
     Resources,
     /// The image of the container that will be the first.
@@ -35,6 +38,8 @@ pub(super) enum Outcome {
     Recalled,
     /// The pod's volumes are mounted.
     Mounted(Arc<PodMounts>),
+    /// The data in the pod's volumes is as it should be, but for what is left to do.
+    Refreshed { left: Changed, error: Option<String> },
     /// Those sandboxes are stopped, and have given back what they held.
     SandboxesStopped(Vec<String>),
     /// A container's image is there, before its sandbox is.

@@ -68,7 +68,9 @@ impl Task {
                 return None;
             }
         };
-        let retries = [self.retry_at, self.resizing.as_ref().and_then(|r| r.retry_at)];
+        self.refresh(now);
+        let resizing = self.resizing.as_ref().and_then(|resizing| resizing.retry_at);
+        let retries = [self.retry_at, resizing, self.data.retry_at];
         let retries = retries.map(|at| at.filter(|at| *at > now));
         let wakes = [plan.wake_at(), over_at, hushed].into_iter().chain(retries).flatten().min();
         self.begin(&observed, plan, now);

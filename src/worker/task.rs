@@ -13,10 +13,11 @@ use longshore_pod::probes::ProbeResults;
 use longshore_pod::status::{self, Verdict};
 use longshore_pod::{Timestamp, spec};
 use tokio::sync::{Mutex, watch};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 use tracing::debug;
 
 use super::act::Hands;
+use super::data::Data;
 use super::end::grace;
 use super::entry::Entry;
 use super::place::Place;
@@ -32,8 +33,6 @@ use crate::volumes::PodMounts;
 /// Pauses after a step that failed.
 const RETRY_BASE: SignedDuration = SignedDuration::from_millis(200);
 const RETRY_MAX: SignedDuration = SignedDuration::from_secs(10);
-/// How often the data in a pod's volumes is compared with its source.
-const REFRESH: Duration = Duration::from_secs(60);
 /// What the runtime has of the pod and has not shown for this long is worth an event.
 const UNSEEN: SignedDuration = SignedDuration::from_secs(5);
 
@@ -92,8 +91,8 @@ pub(super) struct Task {
     pub(super) deadline: watch::Sender<Option<Instant>>,
     /// Since when the runtime does not show all that it has of the pod, and whether that was told.
     unseen: Option<(Timestamp, bool)>,
-    /// When the data in the volumes was compared with its source last.
-    refreshed: Instant,
+    /// What the volumes' data is made of, and how it stands with it.
+    pub(super) data: Data,
     pub(super) stopwatch: Stopwatch,
 }
 
@@ -145,7 +144,7 @@ impl Task {
             stopped: HashSet::new(),
             deadline: watch::Sender::new(None),
             unseen: None,
-            refreshed: Instant::now(),
+            data: Data::of(&tools, &pod),
             stopwatch: tools.metrics.stopwatch(),
             tools,
         }
@@ -198,6 +197,7 @@ impl Task {
         let order = self.order.borrow_and_update().clone();
         if !Arc::ptr_eq(&order.pod, &self.asked) && !order.gone {
             self.tools.objects.register(&order.pod);
+            self.note_change(&order.pod);
             self.asks(order.pod);
         }
         let mut allowed = grace(&self.pod);
@@ -234,15 +234,7 @@ impl Task {
                 }
             }
         };
-        let refresh = async {
-            match &self.mounts {
-                Some(mounts) if !mounts.is_empty() && self.phase == Phase::Syncing => {
-                    sleep_until(self.refreshed + REFRESH).await;
-                    self.tools.runtime.refresh_volumes(&self.pod).await
-                }
-                _ => std::future::pending().await,
-            }
-        };
+        let syncs = self.phase == Phase::Syncing;
         tokio::select! {
             _ = self.order.changed() => {}
             Ok(()) = self.decision.changed() => {}
@@ -250,12 +242,7 @@ impl Task {
             _ = self.probes.changed() => {}
             outcome = self.steps.next() => self.done(outcome),
             () = at(wake_at.0) => {}
-            refreshed = refresh => {
-                self.refreshed = Instant::now();
-                if let Err(error) = refreshed {
-                    debug!(pod = describe(&self.pod), %error, "volumes not refreshed");
-                }
-            }
+            changed = self.data.changes.next(), if syncs => self.changed(changed),
         }
     }
 
@@ -270,6 +257,7 @@ impl Task {
                 self.mount_failed = false;
                 self.recovered();
             }
+            Outcome::Refreshed { left, error } => self.refreshed(left, error, now),
             Outcome::SandboxesStopped(ids) => self.stopped.extend(ids),
             Outcome::Fetched(name, image) => {
                 self.images.insert(name, image);

@@ -40,9 +40,15 @@ pub(crate) struct Burst {
 }
 
 pub(crate) async fn run(cluster: &mut Cluster<'_>, names: &[String]) -> Result<Burst> {
-    let (pods, node) = (cluster.pods(), cluster.host.name());
+    let node = cluster.host.name();
     let manifests: Vec<Pod> =
         names.iter().map(|name| pods::manifest(name, &node)).collect::<Result<_>>()?;
+    of(cluster, &manifests).await
+}
+
+/// A burst of those pods.
+pub(crate) async fn of(cluster: &mut Cluster<'_>, manifests: &[Pod]) -> Result<Burst> {
+    let pods = cluster.pods();
     let (_, mut changes) = Changes::open(&pods, PATIENCE).await?;
     let requests_before = cluster.requests().await?;
     let (before, host_before) = (cluster.uses()?, cluster.host_cpu_seconds());
@@ -53,7 +59,8 @@ pub(crate) async fn run(cluster: &mut Cluster<'_>, names: &[String]) -> Result<B
         let sent: HashMap<String, Instant> = posts.buffer_unordered(AT_ONCE).try_collect().await?;
         Ok((sent, start.elapsed()))
     };
-    let ((sent, posted), ready) = tokio::try_join!(posts, all_ready(&mut changes, names.len()))?;
+    let ((sent, posted), ready) =
+        tokio::try_join!(posts, all_ready(&mut changes, manifests.len()))?;
     let seconds = start.elapsed().as_secs_f64();
 
     tokio::time::sleep(TAIL).await;

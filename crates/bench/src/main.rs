@@ -57,9 +57,9 @@ struct Args {
     /// Measure the node's ports, and nothing else.
     #[arg(long)]
     server: bool,
-    /// Measure what volumes cost, and nothing else.
-    #[arg(long)]
-    volumes: bool,
+    /// Measure what volumes cost, so many with data on one node, and nothing else.
+    #[arg(long, value_name = "COUNT")]
+    volumes: Option<usize>,
     /// Files of the volume that is given to a group.
     #[arg(long, default_value_t = 200_000)]
     files: usize,
@@ -106,8 +106,8 @@ async fn measure(args: &Args) -> Result<(String, String)> {
         let figures = server::run(args).await?;
         return Ok((figures.to_string(), serde_json::to_string_pretty(&figures)?));
     }
-    if args.volumes {
-        let figures = volumes::run(args).await?;
+    if let Some(count) = args.volumes {
+        let figures = volumes::run(args, count).await?;
         return Ok((figures.to_string(), serde_json::to_string_pretty(&figures)?));
     }
     if args.services.is_empty() {

@@ -60,6 +60,16 @@ fn pids(table: &str) -> HashMap<String, Pid> {
     table.lines().filter_map(of).collect()
 }
 
+/// How often the threads of a process were set to work since it started.
+pub(crate) fn wake_ups(pid: u32) -> Result<u64> {
+    let mut sum = 0;
+    for task in Process::new(i32::try_from(pid)?)?.tasks()? {
+        let status = task?.status()?;
+        sum += status.voluntary_ctxt_switches.unwrap_or(0);
+    }
+    Ok(sum)
+}
+
 /// How many descriptors a process has open.
 pub(crate) fn descriptors(pid: u32) -> Result<usize> {
     Ok(Process::new(i32::try_from(pid)?)?.fd_count()?)

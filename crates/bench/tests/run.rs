@@ -49,7 +49,7 @@ fn volumes_are_measured_by_themselves() {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("bench.json");
     let output = Command::new(env!("CARGO_BIN_EXE_longshore-bench"))
-        .args(["--volumes", "--files=1200", "--json"])
+        .args(["--volumes=0", "--files=1200", "--json"])
         .arg(&json)
         .output()
         .unwrap();

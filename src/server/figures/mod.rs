@@ -13,7 +13,9 @@ mod cadvisor;
 mod facts;
 mod resource;
 mod summary;
+mod volumes;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +24,7 @@ use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use k8s_openapi::api::core::v1::Pod;
 use longshore_cri::Runtime;
 use longshore_metrics::CONTENT_TYPE;
 use serde::Serialize;
@@ -31,6 +34,7 @@ use super::Refusal;
 use crate::config::Config;
 use crate::desired::Desired;
 use crate::stats::{Detail, Error, Snapshot, Stats, Terms};
+use crate::volumes::Volumes;
 
 /// Who asks within this time after another gets the same.
 const FRESH: Duration = Duration::from_secs(1);
@@ -48,29 +52,54 @@ pub struct Figures {
 struct Shared {
     stats: Stats,
     desired: Desired,
+    volumes: Volumes,
+    lasting: volumes::Known,
     facts: Facts,
     node_name: String,
     /// How old what is told of disks may be.
     disks: Terms,
     /// Whether volumes are told of.
-    volumes: bool,
+    tells_volumes: bool,
 }
 
 impl Figures {
     /// What `stats` measures, of the pods that are `desired`.
-    pub fn new(config: &Config, stats: Stats, desired: Desired, runtime: Runtime) -> Self {
+    pub fn new(
+        config: &Config,
+        stats: Stats,
+        desired: Desired,
+        volumes: Volumes,
+        runtime: Runtime,
+    ) -> Self {
         let period = config.kubelet.volume_stats_agg_period.get();
-        let volumes = !period.is_zero();
-        let good = if volumes { period } else { DISK_AGE };
+        let tells_volumes = !period.is_zero();
+        let good = if tells_volumes { period } else { DISK_AGE };
         let shared = Shared {
             stats,
             desired,
+            volumes,
+            lasting: volumes::Known::default(),
             facts: Facts::read(runtime),
             node_name: config.node_name.clone(),
             disks: Terms { renewed: good.min(DISK_AGE), good, patience: DISK_PATIENCE },
-            volumes,
+            tells_volumes,
         };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// The metrics of volumes that outlive their pods; nothing, when none are told of.
+    pub(super) async fn volume_metrics(&self) -> String {
+        let pods = self.shared.desired.pods();
+        volumes::page(&pods, &self.lasting(&pods).await)
+    }
+
+    /// The volumes of those pods that outlive them.
+    async fn lasting(&self, pods: &[Arc<Pod>]) -> HashMap<String, Vec<volumes::Told>> {
+        let Shared { volumes, lasting, disks, tells_volumes, .. } = &*self.shared;
+        match tells_volumes {
+            true => lasting.read(volumes, pods, *disks).await,
+            false => HashMap::new(),
+        }
     }
 
     async fn snapshot(&self, detail: Detail) -> Result<Arc<Snapshot>, Error> {

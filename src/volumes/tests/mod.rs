@@ -11,6 +11,7 @@ mod pods;
 mod pure;
 mod remove;
 mod sequences;
+mod stats;
 mod sub_path;
 mod world;
 

@@ -4,18 +4,19 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_metrics::Registry;
-use nix::mount::umount;
-use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+use nix::mount::{MsFlags, mount, umount};
+use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, statfs};
 use serde_json::{Value, json};
 
 use super::{Root, pod, read};
 use crate::events::Recorder;
-use crate::objects::Objects;
 use crate::objects::fake::FakeApi;
+use crate::objects::{Changed, Detection, Objects};
 use crate::runtime::Announcer;
 use crate::volumes::{SubPath, Volumes};
 
@@ -29,7 +30,7 @@ struct Node {
 impl Node {
     async fn start() -> Self {
         let (root, api) = (Root::new(), FakeApi::start().await);
-        let objects = Objects::new(Some(api.client()));
+        let objects = Objects::new(Some(api.client()), Detection::Watch);
         let volumes = volumes(&root, &objects);
         Self { root, api, objects, volumes }
     }
@@ -38,10 +39,10 @@ impl Node {
         self.api.put("secrets", "s", version, json!({"data": data}));
     }
 
-    /// As a new pod would, this makes changes be seen.
-    fn ask_anew(&self, pod: &Pod) {
-        self.objects.unregister("uid-1");
-        self.objects.register(pod);
+    /// What changed, as the pod's worker hears of it.
+    async fn changed(&self, pod: &Pod) -> Changed {
+        let changes = self.objects.register(pod);
+        tokio::time::timeout(Duration::from_secs(10), changes.next()).await.unwrap()
     }
 
     async fn mount(&self, pod: &Pod) -> Result<BTreeMap<String, PathBuf>, String> {
@@ -163,7 +164,7 @@ async fn an_ordinary_pod_of_an_upstream_cluster() {
     assert!(node.volumes.sub_path("uid-1", outside).await.is_err());
 
     // An orphan that a fresh daemon knows nothing of.
-    let fresh = volumes(&node.root, &Objects::new(None));
+    let fresh = volumes(&node.root, &Objects::new(None, Detection::Watch));
     assert_eq!(fresh.pods_on_disk().await.unwrap(), ["uid-1"]);
     fresh.unmount("uid-1").await.unwrap();
     assert_eq!(node.root.mounts(), Vec::<PathBuf>::new());
@@ -189,15 +190,27 @@ async fn changes_are_projected_anew() {
     assert_eq!(read(at("downward-api/notes/note")), "one");
     assert_eq!(fs::read_dir(at("configmap/later")).unwrap().count(), 2, "data without files");
 
+    // Each change is told, and writes what it is about and nothing else.
+    let data = |path: &str| fs::read_link(at(path).join("..data")).unwrap();
+    let kinds = ["secret/keys", "downward-api/notes", "configmap/later"];
+    let before = kinds.map(data);
     node.secret(2, json!({"pass": "dHdv"}));
-    node.api.put("configmaps", "c", 1, json!({"data": {"k": "v"}}));
-    pod.metadata.annotations.as_mut().unwrap().insert("note".to_owned(), "two".to_owned());
-    node.ask_anew(&pod);
-    node.volumes.refresh(&pod).await.unwrap();
+    let changed = node.changed(&pod).await;
+    assert_eq!(node.volumes.refresh(&pod, &changed).await.map_err(|e| e.to_string()), Ok(()));
     assert_eq!(read(at("secret/keys/pass")), "two");
     assert!(!at("secret/keys/user").exists());
-    assert_eq!(read(at("downward-api/notes/note")), "two");
+    node.api.put("configmaps", "c", 3, json!({"data": {"k": "v"}}));
+    let changed = node.changed(&pod).await;
+    node.volumes.refresh(&pod, &changed).await.unwrap();
     assert_eq!(read(at("configmap/later/k")), "v");
+    pod.metadata.annotations.as_mut().unwrap().insert("note".to_owned(), "two".to_owned());
+    assert_eq!(data("downward-api/notes"), before[1], "not touched by what others are told");
+    node.volumes.refresh(&pod, &Changed::pod()).await.unwrap();
+    assert_eq!(read(at("downward-api/notes/note")), "two");
+    let after = kinds.map(data);
+    assert!(before.iter().zip(&after).all(|(before, after)| before != after));
+    node.volumes.refresh(&pod, &Changed::pod()).await.unwrap();
+    assert_eq!(kinds.map(data), after, "what is the same is not written");
     node.finish().await;
 }
 
@@ -230,19 +243,29 @@ async fn errors_name_volume_and_reason() {
         ),
         (
             json!({"projected": {"sources": [{"clusterTrustBundle": {"path": "x", "name": "y"}}]}}),
-            set_up("projected source clusterTrustBundle is not supported yet"),
+            set_up(
+                "ClusterTrustBundle projection is not supported: the feature gate \
+                 ClusterTrustBundleProjection is off",
+            ),
+        ),
+        (
+            json!({"projected": {"sources": [{"podCertificate": {"signerName": "s", "keyType": "ED25519"}}]}}),
+            set_up("projected source podCertificate is not supported yet"),
         ),
         (
             json!({"emptyDir": {"medium": "HugePages-2Mi"}}),
-            set_up("emptyDir medium HugePages-2Mi is not supported yet"),
+            set_up(
+                "medium HugePages-2Mi: hugePages storage requested, but there is no resource \
+                 request for huge pages",
+            ),
         ),
         (
             json!({"downwardAPI": {"items": [{"path": "x", "fieldRef": {"fieldPath": "spec.nodeName"}}]}}),
             set_up("unsupported fieldPath: spec.nodeName"),
         ),
         (
-            json!({"iscsi": {"targetPortal": "p", "iqn": "i", "lun": 0}}),
-            "volume \"v\": kind iscsi is not supported yet".to_owned(),
+            json!({"glusterfs": {"endpoints": "e", "path": "p"}}),
+            set_up("volume \"v\": kind glusterfs is not supported yet"),
         ),
     ];
     for (mut source, expected) in cases {
@@ -265,6 +288,7 @@ async fn errors_name_volume_and_reason() {
     );
     node.mount(&pod).await.unwrap_err();
     node.api.put("secrets", "late", 2, json!({"data": {"k": "b25l"}}));
+    assert!(!node.changed(&pod).await.is_nothing());
     let paths = node.mount(&pod).await.unwrap();
     assert_eq!(read(paths["v"].join("k")), "one");
     node.finish().await;
@@ -320,5 +344,57 @@ async fn pods_at_work_do_not_leave_locks() {
         node.volumes.remove_pod(&format!("uid-{number}")).await.unwrap();
     }
     assert!(node.volumes.inner.locks.lock().unwrap().len() <= 1);
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn a_full_disk_keeps_what_is_there_and_is_tried_again() {
+    let root = Root::new();
+    let small = Some("size=256k");
+    mount(Some("tmpfs"), root.path(), Some("tmpfs"), MsFlags::empty(), small).unwrap();
+    let api = FakeApi::start().await;
+    let objects = Objects::new(Some(api.client()), Detection::Watch);
+    let node = Node { volumes: volumes(&root, &objects), root, api, objects };
+    let data = |size: usize| json!({"data": {"k": "x".repeat(size), "last": "y".repeat(size)}});
+    node.api.put("configmaps", "c", 1, data(10));
+    let pod =
+        pod(json!({"containers": [], "volumes": [{"name": "v", "configMap": {"name": "c"}}]}));
+    let paths = node.mount(&pod).await.unwrap();
+    let file = paths["v"].join("k");
+    assert_eq!(read(&file).len(), 10);
+
+    node.api.put("configmaps", "c", 2, data(200 << 10));
+    let changed = node.changed(&pod).await;
+    let error = node.volumes.refresh(&pod, &changed).await.unwrap_err().to_string();
+    assert!(
+        error.starts_with("MountVolume.SetUp failed for volume \"v\" : failed to write "),
+        "{error}"
+    );
+    assert!(error.contains("No space left on device"), "{error}");
+    assert_eq!(read(&file).len(), 10, "the old files, whole");
+    let names = fs::read_dir(&paths["v"]).unwrap().count();
+    assert_eq!(names, 4, "and nothing of the new ones: ..data, its directory, two links");
+
+    node.api.put("configmaps", "c", 3, data(20 << 10));
+    let changed = node.changed(&pod).await;
+    node.volumes.refresh(&pod, &changed).await.unwrap();
+    assert_eq!(read(&file).len(), 20 << 10);
+    node.volumes.remove_pod("uid-1").await.unwrap();
+}
+
+#[tokio::test]
+async fn huge_pages_are_a_file_system_of_their_own() {
+    let node = Node::start().await;
+    let huge = json!({"name": "c", "resources": {"requests": {"hugepages-2Mi": "4Mi"}}});
+    let source = json!({"medium": "HugePages-2Mi", "sizeLimit": "4Mi"});
+    let pod = pod(json!({"containers": [huge], "volumes": [{"name": "v", "emptyDir": source}]}));
+    let paths = node.mount(&pod).await.unwrap();
+    let mounted = statfs(&paths["v"]).unwrap();
+    assert_eq!(mounted.filesystem_type(), HUGETLBFS_MAGIC);
+    assert_eq!((mounted.block_size(), mounted.blocks()), (2 << 20, 2));
+    assert_eq!(fs::metadata(&paths["v"]).unwrap().mode() & 0o7777, 0o777);
+    let mounts = node.root.mounts();
+    node.mount(&pod).await.unwrap();
+    assert_eq!(node.root.mounts(), mounts, "not twice");
     node.finish().await;
 }

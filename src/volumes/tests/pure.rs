@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
 
 use super::pod;
-use crate::volumes::empty_dir::Medium;
+use crate::volumes::medium::Medium;
 use crate::volumes::payload::{common_user, file_path, fs_group};
 use crate::volumes::{Source, nested};
 
@@ -111,6 +111,46 @@ fn memory_is_as_small_as_volume_pod_and_node_allow() {
     }
     let unknown = Medium::memory(None, &pod(json!({"containers": []})), &BTreeMap::new());
     assert_eq!(unknown, Medium::Memory { size: None });
+}
+
+#[test]
+fn huge_pages_are_of_the_size_that_the_pod_asks_for() {
+    let lacks = |medium: &str| {
+        Err(format!(
+            "medium {medium}: hugePages storage requested, but there is no resource request for huge pages"
+        ))
+    };
+    let with = |resources: &[&str]| {
+        let requests: serde_json::Map<_, _> =
+            resources.iter().map(|name| ((*name).to_owned(), json!("4Mi"))).collect();
+        json!([{"name": "c", "resources": {"requests": requests}}])
+    };
+    let two_kinds = with(&["hugepages-2Mi", "hugepages-1Gi"]);
+    for (medium, containers, expected) in [
+        ("HugePages", with(&["hugepages-2Mi", "cpu"]), Ok(2 << 20)),
+        ("HugePages-2Mi", with(&["hugepages-2Mi"]), Ok(2 << 20)),
+        ("HugePages-1Gi", two_kinds.clone(), Ok(1 << 30)),
+        ("HugePages", with(&["cpu"]), lacks("HugePages")),
+        ("HugePages-1Gi", with(&["hugepages-2Mi"]), lacks("HugePages-1Gi")),
+        (
+            "HugePages",
+            two_kinds,
+            Err("medium: HugePages can't be used if container requests multiple huge page sizes"
+                .to_owned()),
+        ),
+        (
+            "HugePages-x",
+            with(&[]),
+            Err("medium HugePages-x: \"x\" is no size of a page".to_owned()),
+        ),
+        ("Disk", with(&[]), Err("unknown storage medium \"Disk\"".to_owned())),
+    ] {
+        let source = serde_json::from_value(json!({"medium": medium, "sizeLimit": "6Mi"})).unwrap();
+        let pod = pod(json!({"containers": containers}));
+        let found = Medium::of(&source, &pod, &BTreeMap::new()).map_err(|e| e.to_string());
+        let expected = expected.map(|page| Medium::HugePages { page, size: Some(6 << 20) });
+        assert_eq!(found, expected, "{medium}");
+    }
 }
 
 #[test]

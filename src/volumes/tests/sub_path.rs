@@ -109,8 +109,14 @@ fn paths_are_validated() {
     for good in ["", "a", "a/b", "./a", "a..b"] {
         validate(good).unwrap();
     }
-    for bad in ["/a", "..", "a/../b", "a/..", "a\0b"] {
-        validate(bad).unwrap_err();
+    for (bad, expected) in [
+        ("/a", "error SubPath `/a` must not be an absolute path"),
+        ("..", "unable to provision SubPath `..`: must not contain '..'"),
+        ("a/../b", "unable to provision SubPath `a/../b`: must not contain '..'"),
+        ("a/..", "unable to provision SubPath `a/..`: must not contain '..'"),
+        ("a\0b", "invalid subPath \"a\\0b\": must not contain NUL"),
+    ] {
+        assert_eq!(validate(bad).unwrap_err().to_string(), expected);
     }
 }
 
@@ -143,6 +149,37 @@ fn an_exchange_during_the_bind_never_leads_out() {
         }
         assert!(bound > 0 && refused > 0, "both sides were met: {bound} {refused}");
     });
+}
+
+/// The same on the way to a directory that is still to be made, and for a file.
+#[test]
+fn an_exchange_on_the_way_never_makes_or_binds_anything_outside() {
+    let setup = Setup::new();
+    let volume = setup.root.join("volume");
+    fs::create_dir(volume.join("x")).unwrap();
+    fs::write(volume.join("x/file"), "inside").unwrap();
+    fs::write(setup.root.join("host/file"), "outside").unwrap();
+    symlink(setup.root.join("host"), volume.join("y")).unwrap();
+    let done = Done::default();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.is_done() {
+                let (x, y) = (volume.join("x"), volume.join("y"));
+                renameat2(AT_FDCWD, &x, AT_FDCWD, &y, RenameFlags::RENAME_EXCHANGE).unwrap();
+            }
+        });
+        let _done = done.when_dropped();
+        let (mut made, mut bound) = (0, 0);
+        for turn in 0..500 {
+            made += usize::from(setup.bind(0, &format!("x/new-{turn}/deep")).is_ok());
+            if let Ok(path) = setup.bind(1, "x/file") {
+                assert_eq!(read(path), "inside");
+                bound += 1;
+            }
+        }
+        assert!(made > 0 && bound > 0, "some were met inside: {made} {bound}");
+    });
+    assert_eq!(fs::read_dir(setup.root.join("host")).unwrap().count(), 2, "nothing was made");
 }
 
 #[test]

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use super::Root;
 use crate::events::Recorder;
-use crate::objects::Objects;
 use crate::objects::fake::FakeApi;
+use crate::objects::{Detection, Objects};
 use crate::runtime::Announcer;
 use crate::volumes::host::mounts::Table;
 use crate::volumes::host::tools::Tools;
@@ -119,7 +119,7 @@ impl World {
 }
 
 fn open(root: &Root, api: &FakeApi, announcer: &Announcer, limit: Duration) -> Volumes {
-    let objects = Objects::new(Some(api.client()));
+    let objects = Objects::new(Some(api.client()), Detection::Watch);
     let (node, registry) = (root.join("node"), Registry::default());
     let mut volumes = Volumes::new(node, objects, BTreeMap::new(), announcer.clone(), &registry);
     let inner = Arc::get_mut(&mut volumes.inner).unwrap();

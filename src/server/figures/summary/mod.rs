@@ -15,9 +15,10 @@ use longshore_pod::usage::{Space, is_on_disk};
 use self::convert::{file_system, network, used, whole};
 pub(super) use self::types::Summary;
 use self::types::{
-    ContainerStats, FsStats, NodeStats, PodReference, PodStats, ProcessStats, RlimitStats,
-    RuntimeStats, VolumeStats,
+    ClaimReference, ContainerStats, FsStats, NodeStats, PodReference, PodStats, ProcessStats,
+    RlimitStats, RuntimeStats, VolumeHealthStats, VolumeStats,
 };
+use super::volumes::{Reading, Told};
 use super::{FRESH, Figures};
 use crate::stats::{
     Detail, Error, FileSystems, Group, Layers, PodDisk, PodGroup, RuntimeFileSystems, Snapshot,
@@ -40,10 +41,11 @@ pub(super) async fn full(figures: &Figures) -> Result<Summary, Error> {
         shared.stats.ask_runtime(shared.disks).await;
         shared.stats.file_systems(FRESH).await
     };
-    let (snapshot, file_systems, (disks, layers)) = tokio::join!(
+    let (snapshot, file_systems, (disks, layers), lasting) = tokio::join!(
         figures.snapshot(Detail::Load),
         file_systems,
         shared.stats.storage(&pods, shared.disks),
+        figures.lasting(&pods),
     );
     let snapshot = snapshot?;
     let file_systems = file_systems
@@ -53,9 +55,10 @@ pub(super) async fn full(figures: &Figures) -> Result<Summary, Error> {
     let storage = Storage {
         file_systems: file_systems.as_deref(),
         disks,
+        lasting,
         layers,
         specs,
-        volumes: shared.volumes,
+        volumes: shared.tells_volumes,
     };
     let pods = snapshot.living().filter(|pod| !pod.containers.is_empty());
     let pods = pods.map(|pod| of_pod(pod, &storage)).collect();
@@ -75,6 +78,8 @@ pub(super) async fn full(figures: &Figures) -> Result<Summary, Error> {
 struct Storage<'a> {
     file_systems: Option<&'a FileSystems>,
     disks: HashMap<String, Arc<PodDisk>>,
+    /// Volumes that outlive their pods, by the UID of one.
+    lasting: HashMap<String, Vec<Told>>,
     layers: Option<Arc<Layers>>,
     /// Pods by UID.
     specs: HashMap<&'a str, &'a Arc<k8s_openapi::api::core::v1::Pod>>,
@@ -151,10 +156,9 @@ fn of_pod(pod: &PodGroup, storage: &Storage<'_>) -> PodStats {
     let created = pod.pod.sandboxes.first().map(|sandbox| sandbox.created_at);
     let running = pod.sandboxes.iter().chain(&pod.containers);
     let processes: u64 = running.map(|run| run.group.processes.count).sum();
-    let volumes = match disk {
-        Some(disk) if storage.volumes => volumes(disk),
-        _ => Vec::new(),
-    };
+    let own = disk.filter(|_| storage.volumes).map(|disk| volumes(disk)).unwrap_or_default();
+    let lasting = storage.lasting.get(&pod.pod.uid).into_iter().flatten();
+    let lasting = lasting.map(|told| of_lasting(&pod.pod.namespace, told));
     PodStats {
         pod_ref: PodReference {
             name: pod.pod.name.clone(),
@@ -166,7 +170,7 @@ fn of_pod(pod: &PodGroup, storage: &Storage<'_>) -> PodStats {
         network: sandbox
             .map(|run| network(&run.group))
             .filter(|network| !network.interfaces.is_empty()),
-        volumes,
+        volumes: own.into_iter().chain(lasting).collect(),
         ephemeral_storage: ephemeral_storage(pod, disk, &containers, storage),
         process_stats: Some(ProcessStats { process_count: processes })
             .filter(|stats| stats.process_count > 0),
@@ -188,8 +192,30 @@ fn volumes(disk: &PodDisk) -> Vec<VolumeStats> {
     let one = |(name, volume): (&String, &crate::stats::VolumeUse)| VolumeStats {
         fs: file_system(&volume.file_system, Some(volume.used), disk.at),
         name: name.clone(),
+        pvc_ref: None,
+        volume_health_stats: None,
     };
     disk.volumes.iter().map(one).collect()
+}
+
+fn of_lasting(namespace: &str, told: &Told) -> VolumeStats {
+    let (volume, Reading { at, filling }) = (&told.volume, &*told.reading);
+    let claim = volume.claim.as_ref();
+    VolumeStats {
+        fs: FsStats {
+            time: time(*at),
+            available_bytes: Some(filling.available),
+            capacity_bytes: Some(filling.capacity),
+            used_bytes: Some(filling.used),
+            inodes_free: Some(filling.inodes_free),
+            inodes: Some(filling.inodes),
+            inodes_used: Some(filling.inodes_used),
+        },
+        name: volume.name.clone(),
+        pvc_ref: claim
+            .map(|name| ClaimReference { name: name.clone(), namespace: namespace.to_owned() }),
+        volume_health_stats: filling.abnormal.map(|abnormal| VolumeHealthStats { abnormal }),
+    }
 }
 
 /// All of the node's storage that goes with the pod.
@@ -265,6 +291,7 @@ mod tests {
         let storage = Storage {
             file_systems: Some(&file_systems),
             disks: [("1".to_owned(), Arc::new(disk))].into(),
+            lasting: HashMap::new(),
             layers: Some(Arc::new(layers)),
             specs: [("1", &spec)].into(),
             volumes: true,

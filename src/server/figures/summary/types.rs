@@ -196,10 +196,28 @@ pub(super) struct FsStats {
 
 /// A pod's volume.
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct VolumeStats {
     #[serde(flatten)]
     pub(super) fs: FsStats,
     pub(super) name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) pvc_ref: Option<ClaimReference>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) volume_health_stats: Option<VolumeHealthStats>,
+}
+
+/// Which claim.
+#[derive(Debug, Serialize)]
+pub(super) struct ClaimReference {
+    pub(super) name: String,
+    pub(super) namespace: String,
+}
+
+/// What a volume's driver says of it.
+#[derive(Debug, Serialize)]
+pub(super) struct VolumeHealthStats {
+    pub(super) abnormal: bool,
 }
 
 /// The file systems of the runtime.

@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 use super::fake::FakeApi;
 use super::*;
 
+mod watched;
+
 fn pod(uid: &str, pod_spec: Value) -> Pod {
     serde_json::from_value(json!({
         "metadata": {"name": format!("pod-{uid}"), "namespace": "ns", "uid": uid},
@@ -29,6 +31,24 @@ fn put(api: &FakeApi, version: u64, data: &str) {
     api.put("secrets", "s", version, json!({"data": {"k": data}}));
 }
 
+fn asking(api: &FakeApi) -> Objects {
+    Objects::new(Some(api.client()), Detection::Cache(Duration::from_secs(60)))
+}
+
+/// Looks for changes each time.
+fn impatient(api: &FakeApi) -> Objects {
+    let detection = Detection::Cache(Duration::from_secs(60));
+    Objects::build(Some(api.client()), detection, Duration::ZERO, false)
+}
+
+fn cached(objects: &Objects) -> usize {
+    match &objects.inner.secrets {
+        Store::Cached(cache) => cache.len(),
+        Store::Watched(watched) => watched.len(),
+        Store::Asked => 0,
+    }
+}
+
 const ONE: &str = "b25l";
 const TWO: &str = "dHdv";
 
@@ -37,7 +57,7 @@ async fn readers_share_one_request_and_a_new_pod_sees_changes() {
     let api = FakeApi::start().await;
     put(&api, 1, ONE);
     api.delay(Duration::from_millis(50));
-    let objects = Objects::new(Some(api.client()));
+    let objects = asking(&api);
     objects.register(&with_secret("a"));
 
     let secrets = join_all((0..20).map(|_| objects.secret("ns", "s"))).await;
@@ -57,16 +77,16 @@ async fn readers_share_one_request_and_a_new_pod_sees_changes() {
 async fn an_object_is_kept_for_as_long_as_a_pod_uses_it() {
     let api = FakeApi::start().await;
     put(&api, 1, ONE);
-    let objects = Objects::new(Some(api.client()));
+    let objects = asking(&api);
     objects.secret("ns", "s").await.unwrap();
-    assert_eq!(objects.inner.secrets.len(), 0, "no pod uses it");
+    assert_eq!(cached(&objects), 0, "no pod uses it");
     objects.register(&with_secret("a"));
     objects.register(&with_secret("b"));
     objects.unregister("a");
     objects.unregister("a");
-    assert_eq!(objects.inner.secrets.len(), 1);
+    assert_eq!(cached(&objects), 1);
     objects.register(&pod("b", json!({"containers": []})));
-    assert_eq!(objects.inner.secrets.len(), 0, "the pod lost the reference");
+    assert_eq!(cached(&objects), 0, "the pod lost the reference");
     objects.unregister("b");
     assert!(objects.pods().is_empty());
 }
@@ -75,12 +95,12 @@ async fn an_object_is_kept_for_as_long_as_a_pod_uses_it() {
 async fn changes_are_seen_after_the_time_to_live_and_never_go_back() {
     let api = FakeApi::start().await;
     put(&api, 5, ONE);
-    let objects = Objects::with_time_to_live(Some(api.client()), Duration::ZERO);
+    let objects = impatient(&api);
     objects.register(&with_secret("a"));
     assert_eq!(value(&objects.secret("ns", "s").await.unwrap()), "one");
     put(&api, 10, TWO);
     assert_eq!(value(&objects.secret("ns", "s").await.unwrap()), "two");
-    put(&api, 5, ONE);
+    api.put_stale("secrets", "s", 5, json!({"data": {"k": ONE}}));
     assert_eq!(value(&objects.secret("ns", "s").await.unwrap()), "two", "a stale replica");
     api.fail(true);
     assert_eq!(value(&objects.secret("ns", "s").await.unwrap()), "two", "the last known");
@@ -97,7 +117,7 @@ async fn changes_are_seen_after_the_time_to_live_and_never_go_back() {
 async fn an_immutable_object_is_not_asked_for_again() {
     let api = FakeApi::start().await;
     api.put("configmaps", "c", 1, json!({"data": {"k": "v"}, "immutable": true}));
-    let objects = Objects::with_time_to_live(Some(api.client()), Duration::ZERO);
+    let objects = impatient(&api);
     let env = json!([{"configMapRef": {"name": "c"}}]);
     objects.register(&pod("a", json!({"containers": [{"name": "c", "envFrom": env}]})));
     for _ in 0..3 {
@@ -109,7 +129,7 @@ async fn an_immutable_object_is_not_asked_for_again() {
 #[tokio::test]
 async fn errors_name_the_object_and_are_not_cached() {
     let api = FakeApi::start().await;
-    let objects = Objects::new(Some(api.client()));
+    let objects = asking(&api);
     objects.register(&with_secret("a"));
     let error = objects.secret("ns", "s").await.unwrap_err();
     assert!(error.is_not_found());
@@ -126,7 +146,7 @@ async fn errors_name_the_object_and_are_not_cached() {
     put(&api, 1, ONE);
     objects.secret("ns", "s").await.unwrap();
 
-    let alone = Objects::new(None).secret("ns", "s").await.unwrap_err();
+    let alone = Objects::new(None, Detection::Watch).secret("ns", "s").await.unwrap_err();
     assert_eq!(alone.to_string(), "failed to get secret ns/s: no apiserver is configured");
 }
 
@@ -166,7 +186,7 @@ async fn every_place_that_can_name_an_object_is_found() {
 #[tokio::test]
 async fn tokens_are_bound_to_the_pod_and_renewed_in_time() {
     let api = FakeApi::start().await;
-    let objects = Objects::new(Some(api.client()));
+    let objects = asking(&api);
     let pod = pod("u-1", json!({"containers": [], "serviceAccountName": "robot"}));
     objects.register(&pod);
     let projection = ServiceAccountTokenProjection {
@@ -218,7 +238,7 @@ async fn tokens_are_bound_to_the_pod_and_renewed_in_time() {
 #[tokio::test]
 async fn a_token_is_asked_for_again_while_the_apiserver_is_behind() {
     let api = FakeApi::start().await;
-    let objects = Objects::new(Some(api.client()));
+    let objects = asking(&api);
     let pod = pod("u-1", json!({"containers": [], "serviceAccountName": "robot"}));
     objects.register(&pod);
     let projection =

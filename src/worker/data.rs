@@ -1,0 +1,98 @@
+//! Keeps the data in a pod's volumes as its sources are: only what changed is looked at, and only
+//! when it changes.
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::SignedDuration;
+use longshore_pod::Timestamp;
+use longshore_pod::backoff::Backoff;
+use tracing::debug;
+
+use super::Tools;
+use super::steps::Subject;
+use super::task::Task;
+use crate::objects::{Changed, Changes};
+use crate::runtime::describe;
+
+/// Pauses after a refresh that failed, as upstream's.
+const RETRY_BASE: SignedDuration = SignedDuration::from_millis(500);
+const RETRY_MAX: SignedDuration = SignedDuration::from_secs(122);
+
+/// What is said of a container whose environment names what is not there.
+const CONFIG_ERROR: &str = "CreateContainerConfigError";
+
+/// How it stands with the data in the volumes.
+pub(super) struct Data {
+    /// Tells what changes.
+    pub(super) changes: Changes,
+    /// What changed and is not in the volumes yet.
+    stale: Changed,
+    retries: Backoff<()>,
+    /// When a refresh that failed is tried again.
+    pub(super) retry_at: Option<Timestamp>,
+}
+
+impl Data {
+    /// That of a pod, whose references are known from now on.
+    pub(super) fn of(tools: &Tools, pod: &Pod) -> Self {
+        Self {
+            changes: tools.objects.register(pod),
+            stale: Changed::default(),
+            retries: Backoff::new(RETRY_BASE, RETRY_MAX),
+            retry_at: None,
+        }
+    }
+}
+
+impl Task {
+    /// The pod's source has it otherwise: volumes may tell its containers of that.
+    pub(super) fn note_change(&mut self, newer: &Pod) {
+        let (old, new) = (&self.asked.metadata, &newer.metadata);
+        if old.labels != new.labels
+            || old.annotations != new.annotations
+            || self.asked.spec != newer.spec
+        {
+            self.changed(Changed::pod());
+        }
+    }
+
+    /// Something that the pod refers to changed. What it was waited for is tried again at once.
+    pub(super) fn changed(&mut self, changed: Changed) {
+        self.data.stale.add(changed);
+        self.data.retry_at = None;
+        if self.mount_failed {
+            self.retry_at = None;
+        }
+        for wait in self.waiting.values_mut().filter(|wait| wait.reason == CONFIG_ERROR) {
+            wait.until = None;
+        }
+    }
+
+    /// Begin to write anew what changed, if the volumes stand.
+    pub(super) fn refresh(&mut self, now: Timestamp) {
+        let waits = self.data.retry_at.is_some_and(|at| at > now);
+        let busy = [Subject::Data, Subject::Volumes, Subject::Pod];
+        if self.mounts.is_none()
+            || self.data.stale.is_nothing()
+            || waits
+            || busy.iter().any(|subject| self.steps.is_busy(subject))
+        {
+            return;
+        }
+        let (changed, hands) = (std::mem::take(&mut self.data.stale), self.hands());
+        self.steps.begin(Subject::Data, |recall| hands.refresh(changed, recall));
+    }
+
+    /// Take in what came of it.
+    pub(super) fn refreshed(&mut self, left: Changed, error: Option<String>, now: Timestamp) {
+        self.data.stale.add(left);
+        let Some(message) = error else {
+            self.data.retries.retain(|()| false);
+            return;
+        };
+        debug!(pod = describe(&self.pod), message, "volumes not refreshed");
+        self.tools.announcer.pod(&self.pod, true, "FailedMount", &message);
+        self.data.retries.next(&(), now, now);
+        let delay = self.data.retries.delay(&());
+        self.data.retry_at = Some(now.checked_add(delay).unwrap_or(Timestamp::MAX));
+    }
+}
