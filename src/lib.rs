@@ -11,6 +11,8 @@ mod files;
 pub mod gc;
 pub mod handlers;
 pub mod health;
+pub mod iptables;
+pub mod lock;
 pub mod logging;
 pub mod logs;
 pub mod metrics;

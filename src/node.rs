@@ -1,26 +1,28 @@
 //! The start of a node, in order, as one function; and its end.
 
+mod error;
+mod parts;
+
 use std::future::Future;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::jiff::SignedDuration;
-use longshore_cri::{Options, Runtime};
-use longshore_metrics::Registry;
-use longshore_pod::backoff::RESTART_MAX;
-use longshore_pod::resize::Rules;
-use longshore_pod::spec::Gates;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+pub use self::error::Error;
+use self::parts::{
+    complain_about_manifests, connect_runtime, hold_lock, max_restart_delay, open_manifests,
+    pod_gates, resize_rules, runtime_name,
+};
 use crate::admission::{self, Admission};
-use crate::certificates::{self, BootstrapError, ClientCertificate, StoreError};
-use crate::client::{self, ClientError, Limits};
+use crate::certificates::{self, ClientCertificate};
+use crate::client::{self, Limits};
 use crate::config::{Config, KUBERNETES_VERSION};
 use crate::desired::{self, Desired};
 use crate::events::{EventType, Recorder, node_reference};
@@ -28,6 +30,7 @@ use crate::eviction;
 use crate::gc;
 use crate::handlers::Handlers;
 use crate::health;
+use crate::iptables;
 use crate::logs::rotation;
 use crate::metrics::Metrics;
 use crate::objects::Objects;
@@ -39,12 +42,12 @@ use crate::proxy;
 use crate::registration::{self, Machine, Registration};
 use crate::resources;
 use crate::resources::allocation::{self, Allocation};
-use crate::resources::managers::{self, Managers};
+use crate::resources::managers::Managers;
 use crate::run_once::{self, Complaints};
-use crate::runtime::{self, Announcer, Parts, PodRuntime, Settings, UserNamespaceError};
-use crate::server::{Figures, Host, Server, ServerError};
+use crate::runtime::{self, Announcer, Parts, PodRuntime, Settings};
+use crate::server::{Figures, Host, Server};
 use crate::services::Services;
-use crate::sources::{self, Source, Update};
+use crate::sources::{self, Source};
 use crate::stats::{Stats, SystemNames};
 use crate::status::StatusWriter;
 use crate::systemd::{self, Watchdog};
@@ -59,63 +62,12 @@ const CHANNEL: usize = 64;
 /// How long the last writes may take when the node stops.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// Why a node cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The runtime can never be worked with.
-    #[error(transparent)]
-    Runtime(#[from] longshore_cri::Error),
-    /// The way to the apiserver is not known.
-    #[error(transparent)]
-    Client(#[from] ClientError),
-    /// There is no credential for the apiserver, nor a way to one.
-    #[error(transparent)]
-    Bootstrap(#[from] BootstrapError),
-    /// The certificate of the server has no place.
-    #[error(transparent)]
-    Certificates(#[from] StoreError),
-    /// The node has no address.
-    #[error(transparent)]
-    Address(#[from] registration::AddressError),
-    /// The machine's resources cannot be managed as the config says.
-    #[error(transparent)]
-    Resources(#[from] resources::Error),
-    /// The CPU, memory or topology manager cannot begin.
-    #[error(transparent)]
-    Managers(#[from] managers::Error),
-    /// There are no ids for pods with users of their own.
-    #[error(transparent)]
-    UserNamespace(#[from] UserNamespaceError),
-    /// The config allows sysctls that cannot be.
-    #[error(transparent)]
-    Sysctls(#[from] longshore_pod::admission::Error),
-    /// The node's ports cannot be opened.
-    #[error(transparent)]
-    Server(#[from] ServerError),
-    /// Not all pods of a single run came up.
-    #[error(transparent)]
-    RunOnce(#[from] run_once::Error),
-    /// What was given to pods cannot be read back.
-    #[error(transparent)]
-    Allocation(#[from] allocation::Error),
-    /// The watchdog of the unit cannot be answered.
-    #[error(transparent)]
-    Watchdog(#[from] systemd::Error),
-    /// A directory cannot be made.
-    #[error("{path}: {source}", path = .path.display())]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// The cause.
-        source: std::io::Error,
-    },
-}
-
 /// Run a node until told to stop, or once. Containers go on running after it.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let config = Arc::new(config);
     let watchdog = Watchdog::from_env()?;
     let mut rooms = Rooms { tasks: JoinSet::new(), stop: stop.clone() };
+    let Some(_lock) = hold_lock(&config, &mut rooms).await? else { return Ok(()) };
     let metrics = Metrics::new(&config.node_name);
     let registry = &metrics.node;
 
@@ -163,6 +115,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     rooms.open(enforcement);
     set_oom_score(config.kubelet.oom_score_adj);
     limit_open_files(config.kubelet.max_open_files);
+    if config.kubelet.make_iptables_util_chains && !once {
+        rooms.open(iptables::keep());
+    }
     let addresses = registration::resolve_addresses(&config.node_ips, &config.node_name).await?;
     let settings = Arc::new(Settings::new(&config, &machine, &addresses, cgroups.clone())?);
     for dir in [settings.root_dir.join("pods"), settings.pod_logs_dir.clone()] {
@@ -420,97 +375,6 @@ impl Rooms {
             }
         }
     }
-}
-
-fn connect_runtime(config: &Config, registry: &Registry) -> Result<Runtime, Error> {
-    let settings = &config.kubelet;
-    let image_endpoint =
-        Some(settings.image_service_endpoint.clone()).filter(|path| !path.is_empty());
-    Ok(Runtime::new(Options {
-        image_endpoint,
-        request_timeout: settings.runtime_request_timeout.get(),
-        observer: Some(Arc::new(runtime::Calls::new(registry))),
-        ..Options::new(settings.container_runtime_endpoint.as_str())
-    })?)
-}
-
-/// The runtime's name in container ids. One that is away now gets the usual one.
-async fn runtime_name(runtime: &Runtime) -> String {
-    match runtime.version().await {
-        Ok(version) => version.runtime_name,
-        Err(_) => "containerd".to_owned(),
-    }
-}
-
-fn max_restart_delay(config: &Config) -> SignedDuration {
-    let own = config.kubelet.crash_loop_back_off.max_container_restart_period;
-    own.map_or(RESTART_MAX, |period| SignedDuration::from_nanos(period.as_nanos()))
-}
-
-/// The feature gates that change what is done for pods.
-fn pod_gates(config: &Config) -> Gates {
-    Gates {
-        container_restart_rules: config.gates.enabled("ContainerRestartRules"),
-        restart_all_containers: config.gates.enabled("RestartAllContainersOnContainerExits"),
-        container_stop_signals: config.gates.enabled("ContainerStopSignals"),
-        resize_pods: config.gates.enabled("InPlacePodLevelResourcesVerticalScaling"),
-        resize_init_containers: config.gates.enabled("InPlacePodVerticalScalingInitContainers"),
-    }
-}
-
-/// What of the node forbids a resize in place.
-fn resize_rules(config: &Config, settings: &Settings) -> Rules {
-    let (kubelet, enabled) = (&config.kubelet, |gate| config.gates.enabled(gate));
-    let limited_swap = kubelet.memory_swap.swap_behavior == "LimitedSwap" && enabled("NodeSwap");
-    Rules {
-        limited_swap: limited_swap && settings.cgroups.is_unified(),
-        static_cpus: kubelet.cpu_manager_policy == "static"
-            && !enabled("InPlacePodVerticalScalingExclusiveCPUs"),
-        static_memory: kubelet.memory_manager_policy == "Static"
-            && !enabled("InPlacePodVerticalScalingExclusiveMemory"),
-        pod_level: enabled("InPlacePodLevelResourcesVerticalScaling"),
-    }
-}
-
-/// Open the sources of static pods that the config names.
-fn open_manifests(
-    config: &Config,
-    rooms: &mut Rooms,
-    complain: sources::Complain,
-    updates: mpsc::Sender<(Source, Update)>,
-) -> Vec<Source> {
-    let (kubelet, node_name) = (&config.kubelet, config.node_name.clone());
-    let mut opened = Vec::new();
-    if !kubelet.static_pod_path.is_empty() {
-        opened.push(Source::File);
-        rooms.open(sources::watch_manifests(
-            PathBuf::from(&kubelet.static_pod_path),
-            node_name.clone(),
-            kubelet.file_check_frequency.get(),
-            complain.clone(),
-            updates.clone(),
-        ));
-    }
-    if !kubelet.static_pod_url.is_empty() {
-        opened.push(Source::Http);
-        rooms.open(sources::poll_url(
-            kubelet.static_pod_url.clone(),
-            kubelet.static_pod_url_header.clone(),
-            node_name,
-            kubelet.http_check_frequency.get(),
-            complain,
-            updates,
-        ));
-    }
-    opened
-}
-
-fn complain_about_manifests(recorder: Recorder, node_name: String) -> sources::Complain {
-    Arc::new(move |place, reason| {
-        let message = format!("manifest {place}: {reason}");
-        warn!("{message}");
-        recorder.event(node_reference(&node_name), EventType::Warning, "InvalidManifest", &message);
-    })
 }
 
 pub(crate) fn set_oom_score(score: i32) {

@@ -5,7 +5,12 @@
 
 mod common;
 
+use axum::http::Request;
 use common::{Cluster, FOREVER, PATIENCE, run_of, script};
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::ServiceAccount;
+use kube::Client;
+use kube::api::{Api, PostParams};
 use longshore_metrics::parse::{Page, parse};
 use longshore_testkit::wait_until;
 use serde_json::{Value, json};
@@ -261,5 +266,91 @@ async fn dashboards_find_what_they_ask_for() {
     .await;
     for name in COUNTERS {
         assert_eq!(page.families[name].kind, "counter", "{name}");
+    }
+}
+
+/// A client of port 10250 that has a token of that service account, as metrics-server has.
+async fn with_token(cluster: &Cluster, account: &str) -> Client {
+    let accounts: Api<ServiceAccount> = Api::namespaced(cluster.client.clone(), "kube-system");
+    let named = json!({"metadata": {"name": account}});
+    let named: ServiceAccount = serde_json::from_value(named).unwrap();
+    accounts.create(&PostParams::default(), &named).await.unwrap();
+    let request: TokenRequest = serde_json::from_value(json!({"spec": {"audiences": []}})).unwrap();
+    let token = accounts.create_token_request(account, &PostParams::default(), &request).await;
+    let url = format!("https://{}:10250", cluster.host.node_ip());
+    let mut config = kube::Config::new(url.parse().unwrap());
+    // --kubelet-insecure-tls, as the node's certificate is of its own making
+    config.accept_invalid_certs = true;
+    let token = token.unwrap().status.and_then(|status| status.token).expect("a token");
+    config.auth_info.token = Some(token.into());
+    Client::try_from(config).unwrap()
+}
+
+async fn ask(client: &Client, path: &str) -> Result<String, u16> {
+    let request = Request::get(path).body(Vec::new()).unwrap();
+    client.request_text(request).await.map_err(|error| match error {
+        kube::Error::Api(status) => status.code,
+        other => panic!("{path}: {other}"),
+    })
+}
+
+/// What metrics-server keeps of a page: a container's working set, and its CPU time with the moment.
+fn point(page: &str, pod: &str) -> Result<(f64, f64, i64), String> {
+    let page = parse(page).unwrap_or_else(|error| panic!("{error}\n{page}"));
+    let labels = [("container", "c"), ("namespace", "default"), ("pod", pod)];
+    let one = |name: &str| {
+        let mut samples = page.samples(name, &labels);
+        let sample = samples.next().ok_or_else(|| format!("no {name} of {pod}"))?;
+        assert!(samples.next().is_none(), "{name} of {pod} twice");
+        Ok::<_, String>((sample.value, sample.at))
+    };
+    let (cpu, at) = one("container_cpu_usage_seconds_total")?;
+    let (memory, _) = one("container_memory_working_set_bytes")?;
+    let (started, _) = one("container_start_time_seconds")?;
+    let at = at.ok_or("no moment")?;
+    assert!(started * 1e3 <= at as f64, "read at {at}, started at {started}");
+    Ok((memory, cpu, at))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_server_reads_with_its_token() {
+    let webhook = json!({"cacheUnauthorizedTTL": "1s"});
+    let cluster = Cluster::start_with(json!({
+        "authentication": {"anonymous": {"enabled": false}, "webhook": {"enabled": true}},
+        "authorization": {"mode": "Webhook", "webhook": webhook},
+    }))
+    .await;
+    let kubectl = cluster.apiserver.kubectl();
+    cluster.create("busy", script("trap 'exit 0' TERM; while :; do :; done")).await;
+    cluster.until_ready("busy").await;
+    let [scraper, stranger] = ["metrics-server", "stranger"].map(|name| with_token(&cluster, name));
+    let (scraper, stranger) = (scraper.await, stranger.await);
+    let role = ["create", "clusterrole", "scrape", "--verb=get", "--resource=nodes/metrics"];
+    kubectl.run(role).unwrap();
+    let account = "--serviceaccount=kube-system:metrics-server";
+    kubectl
+        .run(["create", "clusterrolebinding", "scrape", "--clusterrole=scrape", account])
+        .unwrap();
+
+    let path = "/metrics/resource";
+    let read = async || {
+        let page = ask(&scraper, path).await.map_err(|code| code.to_string())?;
+        point(&page, "busy")
+    };
+    let (_, before, since) = wait_until(PATIENCE, "the pod's figures", read).await.unwrap();
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    let (memory, after, at) = read().await.unwrap();
+    let cores = (after - before) / ((at - since) as f64 / 1e3);
+    assert!((0.02..1.5).contains(&cores), "{cores} cores of one that is busy");
+    assert!((1e4..1e8).contains(&memory), "{memory} bytes");
+
+    // leave to scrape is no leave for anything else, and a token alone is none at all
+    for path in ["/pods", "/stats/summary", "/logs/", "/exec/default/busy/c?output=1&command=id"] {
+        assert_eq!(ask(&scraper, path).await.unwrap_err(), 403, "{path}");
+    }
+    assert_eq!(ask(&stranger, path).await.unwrap_err(), 403);
+    for path in ["/metrics", "/metrics/cadvisor", "/metrics/probes", "/metrics/slis"] {
+        let page = ask(&scraper, path).await.unwrap_or_else(|code| panic!("{path}: {code}"));
+        parse(&page).unwrap_or_else(|error| panic!("{path}: {error}"));
     }
 }

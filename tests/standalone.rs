@@ -71,8 +71,10 @@ async fn a_single_run_starts_what_the_manifests_name_and_leaves_it_running() {
     let running = || host.ctr(["tasks", "ls"]).unwrap().matches("RUNNING").count();
     assert!(running() >= 2, "{}", host.ctr(["tasks", "ls"]).unwrap());
 
-    let failing = json!([container("c", "exit 3")]);
-    fs::write(dir.join("broken.yaml"), manifest("broken", "Never", failing)).unwrap();
+    // Never ready: on a busy machine a container is seen to run before it ends.
+    let mut failing = container("c", "exit 3");
+    failing["readinessProbe"] = json!({"exec": {"command": ["false"]}, "periodSeconds": 1});
+    fs::write(dir.join("broken.yaml"), manifest("broken", "Never", json!([failing]))).unwrap();
     fs::write(dir.join("wrong.yaml"), ": {").unwrap();
     let (code, said) = run_once(&host);
     assert_eq!(code, Some(1), "{said}");

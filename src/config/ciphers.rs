@@ -1,4 +1,5 @@
-//! The cipher suites that a configuration may name: those of Go's TLS, as upstream takes them.
+//! The cipher suites and key exchanges that a configuration may name: those of Go's TLS, as upstream
+//! takes them.
 
 /// Go's names, sorted.
 static SUITES: &[&str] = &[
@@ -34,6 +35,14 @@ static SUITES: &[&str] = &[
 /// Whether there is a suite of that name, spoken here or not.
 pub(super) fn is_known(name: &str) -> bool {
     SUITES.binary_search(&name).is_ok()
+}
+
+/// P-256, P-384, P-521, X25519 and their hybrids with ML-KEM, by the numbers of the protocol.
+static CURVES: [i32; 7] = [23, 24, 25, 29, 4587, 4588, 4589];
+
+/// Whether there is a key exchange of that number, spoken here or not.
+pub(super) fn is_known_curve(id: i32) -> bool {
+    CURVES.contains(&id)
 }
 
 #[cfg(test)]

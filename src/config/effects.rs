@@ -1,6 +1,7 @@
 //! What each field of `KubeletConfiguration` does here: one table of all of them. A field that does
 //! nothing yet is told by its name when a file or a flag sets it.
 
+use super::Config;
 use super::kubelet::KubeletConfiguration;
 
 /// What a field does.
@@ -38,7 +39,7 @@ pub(super) static EFFECTS: &[(&str, Effect)] = &[
     ("tlsCertFile", Full),
     ("tlsPrivateKeyFile", Full),
     ("tlsCipherSuites", Full),
-    none!("tlsCurvePreferences", tls_curve_preferences, "X25519, P-256 and P-384 are offered"),
+    ("tlsCurvePreferences", Full),
     ("tlsMinVersion", Full),
     ("rotateCertificates", Full),
     ("serverTLSBootstrap", Full),
@@ -65,7 +66,7 @@ pub(super) static EFFECTS: &[(&str, Effect)] = &[
     ("imageMaximumGCAge", Full),
     ("imageGCHighThresholdPercent", Full),
     ("imageGCLowThresholdPercent", Full),
-    none!("volumeStatsAggPeriod", volume_stats_agg_period, "figures are read when somebody asks"),
+    ("volumeStatsAggPeriod", Full),
     none!("kubeletCgroups", kubelet_cgroups, "the daemon stays in the cgroup it is started in"),
     none!("systemCgroups", system_cgroups, "processes of the system stay where they are"),
     ("cgroupRoot", Full),
@@ -106,7 +107,7 @@ pub(super) static EFFECTS: &[(&str, Effect)] = &[
     ("podsPerCore", Full),
     ("enableControllerAttachDetach", Full),
     none!("protectKernelDefaults", protect_kernel_defaults, "no setting of the kernel is changed"),
-    none!("makeIPTablesUtilChains", make_iptables_util_chains, "the chains are not made yet"),
+    ("makeIPTablesUtilChains", Full),
     none!("iptablesMasqueradeBit", iptables_masquerade_bit, "upstream does not use it any more"),
     none!("iptablesDropBit", iptables_drop_bit, "upstream does not use it any more"),
     ("featureGates", Full),
@@ -138,7 +139,7 @@ pub(super) static EFFECTS: &[(&str, Effect)] = &[
         "graceful shutdown is not built yet"),
     ("crashLoopBackOff", Full),
     ("reservedMemory", Full),
-    none!("enableProfilingHandler", enable_profiling_handler, "there is no Go profiler to serve"),
+    ("enableProfilingHandler", Full),
     ("enableDebugFlagsHandler", Full),
     ("seccompDefault", Full),
     ("memoryThrottlingFactor", Full),
@@ -171,4 +172,27 @@ pub(super) fn without_effect(settings: &KubeletConfiguration) -> Vec<String> {
         _ => None,
     };
     EFFECTS.iter().chain(PARTS).filter_map(told).collect()
+}
+
+/// A line for each flag without a field that is set and does nothing, as things are.
+pub(super) fn flags_without_effect(config: &Config) -> Vec<String> {
+    let open = config.strict_streams && config.kubelet.authorization.mode != "Webhook";
+    let plugins = "credential plugins for images are not run";
+    [
+        (open, "authorization-strict-streams", "authorization.mode is not Webhook"),
+        (
+            config.image_credential_provider_config.is_some(),
+            "image-credential-provider-config",
+            plugins,
+        ),
+        (
+            config.image_credential_provider_bin_dir.is_some(),
+            "image-credential-provider-bin-dir",
+            plugins,
+        ),
+    ]
+    .into_iter()
+    .filter(|(is_set, ..)| *is_set)
+    .map(|(_, flag, why)| format!("--{flag} is set and has no effect: {why}"))
+    .collect()
 }

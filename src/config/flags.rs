@@ -1,5 +1,6 @@
-//! Every flag of `kubelet` 1.36 as data: its name, its type and the setting that it is; and
-//! `proxy-config`, for kube-proxy in the same process.
+//! Every flag of `kubelet` 1.36 as data: its name, its type and the setting that it is; and those of
+//! this daemon alone: `proxy-config`, for kube-proxy in the same process, and
+//! `authorization-strict-streams`.
 //!
 //! Current limitations: the flags marked `Ignored` are taken and checked but change nothing: those
 //! of the built-in cAdvisor, of log buffering and of a container GC that upstream deprecated.
@@ -41,6 +42,7 @@ pub(super) static KUBELET_FLAGS: &[Flag<KubeletFlags>] = &[
     own("image-credential-provider-config", Text(|s| &mut s.image_credential_provider_config)),
     own("image-credential-provider-bin-dir", Text(|s| &mut s.image_credential_provider_bin_dir)),
     own("proxy-config", Text(|s| &mut s.proxy_config)),
+    own("authorization-strict-streams", Bool(|s| &mut s.strict_streams)),
     own("seccomp-default", Bool(|s| &mut s.kubelet.seccomp_default)),
     // logging
     own("v", Verbosity(|s| &mut s.kubelet.logging.verbosity)),

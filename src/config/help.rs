@@ -25,6 +25,10 @@ static MEANINGS: &[(&str, &str)] = &[
     ("image-credential-provider-config", "configuration of credential plugins"),
     ("image-credential-provider-bin-dir", "where those plugins are"),
     ("proxy-config", "KubeProxyConfiguration of `longshore node`, which runs kube-proxy too"),
+    (
+        "authorization-strict-streams",
+        "exec, attach, run and port-forward take leave to create, also when a GET begins them",
+    ),
     ("seccomp-default", "RuntimeDefault is the default seccomp profile"),
     ("v", "verbosity of the log: 0 to 10"),
     ("logging-format", "text or json"),

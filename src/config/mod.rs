@@ -110,6 +110,8 @@ pub struct Config {
     pub maximum_dead_containers_per_container: i32,
     /// How many dead containers are kept in all; negative: any number.
     pub maximum_dead_containers: i32,
+    /// Whether to run something in a pod takes leave to create, whatever the request's method.
+    pub strict_streams: bool,
     /// Port of cAdvisor's own interface, on the address of the server's; 0 for none.
     pub cadvisor_port: i32,
     /// What is held back from pods.
@@ -150,6 +152,7 @@ struct KubeletFlags {
     cadvisor_port: i32,
     allocatable_ignores_eviction: bool,
     proxy_config: String,
+    strict_streams: bool,
     kubelet: KubeletConfiguration,
 }
 
@@ -179,6 +182,7 @@ impl KubeletFlags {
             cadvisor_port: 0,
             allocatable_ignores_eviction: false,
             proxy_config: String::new(),
+            strict_streams: false,
             kubelet,
         }
     }
@@ -267,6 +271,7 @@ fn kubelet_command(args: &[String], roles: Roles) -> Result<Command, ConfigError
     }));
     warnings.extend(parsed.ignored().map(|flag| format!("--{flag} has no effect")));
     warnings.extend(effects::without_effect(&config.kubelet));
+    warnings.extend(effects::flags_without_effect(&config));
     config.warnings = warnings;
     if roles == Roles::Both {
         let proxy = proxy::beside_kubelet(proxy_config, &config.node_name)?;
@@ -336,6 +341,7 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
         minimum_container_ttl: flags.minimum_container_ttl,
         maximum_dead_containers_per_container: flags.maximum_dead_containers_per_container,
         maximum_dead_containers: flags.maximum_dead_containers,
+        strict_streams: flags.strict_streams,
         cadvisor_port: flags.cadvisor_port,
         kubelet: flags.kubelet,
         flags: BTreeMap::new(),

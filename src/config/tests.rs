@@ -6,6 +6,7 @@ use std::path::Path;
 use super::*;
 
 mod effects;
+mod faults;
 
 /// What kubeadm 1.36 writes on a node.
 const KUBEADM: &str = "\
@@ -307,67 +308,6 @@ fn without_a_file_the_old_open_defaults_hold() {
         config.kubelet.crash_loop_back_off.max_container_restart_period,
         Some(GoDuration::secs(300))
     );
-}
-
-#[test]
-fn a_command_line_at_fault_is_refused() {
-    for (args, expected) in [
-        (&["--no-such"][..], "unknown flag: --no-such"),
-        (&["--max-pods"], "flag needs an argument: --max-pods"),
-        (&["--max-pods=x"], "invalid argument \"x\" for \"--max-pods\" flag"),
-        (&["--max-pods=4294967296"], "out of range"),
-        (&["--fail-swap-on", "false"], "unknown command false"),
-        (&["--fail-swap-on=maybe"], "neither true nor false"),
-        (&["--sync-frequency=5"], "invalid duration \"5\""),
-        (&["--address=here"], "not a valid IP address"),
-        (&["--register-with-taints=a=b"], "has no effect"),
-        (&["--register-with-taints=a=b:Sometimes"], "NoSchedule, PreferNoSchedule or NoExecute"),
-        (&["--node-labels=kubernetes.io/role=master"], "kubernetes.io"),
-        (&["--node-labels=-x=1"], "letter or digit at both ends"),
-        (&["--node-ip=10.0.0.1,10.0.0.2"], "at most one address of each family"),
-        (&["--node-ip=ten"], "not an IP address"),
-        (&["--hostname-override=_"], "not a DNS name"),
-        (&["--feature-gates=NoSuch=true"], "unrecognized feature gate: NoSuch"),
-        (&["--cloud-provider=aws"], "--cloud-provider"),
-        (&["--cadvisor-port=65536"], "--cadvisor-port"),
-        (&["--cadvisor-port=-1"], "--cadvisor-port"),
-        (&["-x"], "unknown shorthand flag"),
-        (&["--config=/nonexistent/file"], "/nonexistent/file"),
-    ] {
-        let error = kubelet(args).expect_err(&format!("{args:?}"));
-        assert!(error.contains(expected), "{args:?} gave {error}");
-    }
-}
-
-#[test]
-fn every_fault_is_told_at_once() {
-    let error = kubelet(&[
-        "--port=0",
-        "--oom-score-adj=2000",
-        "--image-gc-low-threshold=90",
-        "--hairpin-mode=loose",
-        "--enforce-node-allocatable=pods,none",
-        "--kube-reserved=gpu=1,cpu=lots",
-        "--eviction-hard=memory.available<-1,moon.phase<1",
-        "--eviction-soft=memory.available<1Gi",
-        "--reserved-cpus=3-1",
-    ])
-    .unwrap_err();
-    for field in [
-        "port: 0",
-        "oomScoreAdj: 2000",
-        "imageGCLowThresholdPercent: 90",
-        "hairpinMode: \"loose\"",
-        "enforceNodeAllocatable: \"none\"",
-        "kubeReserved: cannot reserve \"gpu\"",
-        "kubeReserved[cpu]: \"lots\"",
-        "evictionHard[memory.available]",
-        "\"moon.phase\"",
-        "evictionSoftGracePeriod",
-        "reservedSystemCPUs",
-    ] {
-        assert!(error.contains(field), "{field} is missing from {error}");
-    }
 }
 
 #[test]

@@ -181,6 +181,16 @@ fn words(s: &KubeletConfiguration, gates: &FeatureGates, f: &mut Faults) {
     for suite in s.tls_cipher_suites.iter().filter(|suite| !ciphers::is_known(suite)) {
         f.0.push(format!("tlsCipherSuites: cipher suite {suite} not supported or doesn't exist"));
     }
+    let curves = &s.tls_curve_preferences;
+    for (at, curve) in curves.iter().enumerate() {
+        let is_known = ciphers::is_known_curve(*curve);
+        f.unless(is_known, || {
+            format!("tlsCurvePreferences: curve preference {curve} not supported")
+        });
+        f.unless(!curves[..at].contains(curve), || {
+            format!("tlsCurvePreferences: duplicate curve preference {curve}")
+        });
+    }
     f.one_of(
         "tlsMinVersion",
         &s.tls_min_version,

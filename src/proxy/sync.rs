@@ -69,11 +69,9 @@ pub(super) async fn work(
         let about = node_reference(&config.node_name);
         recorder.event(about, EventType::Normal, "Starting", "Starting kube-proxy.");
         let syncs = proxy.engines.iter().map(|engine| proxy.follow(engine, periods).boxed());
-        let watches = proxy
-            .engines
-            .iter()
-            .zip(&tables)
-            .map(|(engine, tables)| apply::watch(tables, max, || engine.resync()).boxed());
+        let watches = proxy.engines.iter().zip(&tables).map(|(engine, tables)| {
+            apply::watch(tables, apply::CANARY, max, || engine.resync()).boxed()
+        });
         tokio::join!(join_all(syncs), join_all(watches));
     };
     tokio::select! {

@@ -45,6 +45,8 @@ enum Failure {
     Timeout,
     #[error("another checkpoint is being made")]
     Busy,
+    #[error("there is {} already", .0.display())]
+    Taken(PathBuf),
     #[error("there are {MOST} checkpoints in {} already: remove some first", .0.display())]
     Full(PathBuf),
     #[error("{}: {source}", path.display())]
@@ -85,7 +87,7 @@ async fn checkpoint(
     let made = checkpoints.make(spec::uid(&pod), &namespace, &pod_name, &container, seconds).await;
     let archive = made.map_err(|failure| {
         let status = match failure {
-            Failure::Busy => StatusCode::TOO_MANY_REQUESTS,
+            Failure::Busy | Failure::Taken(_) => StatusCode::TOO_MANY_REQUESTS,
             Failure::Full(_) => StatusCode::INSUFFICIENT_STORAGE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
@@ -124,11 +126,10 @@ impl Checkpoints {
             .map(|found| found.id.clone())
             .ok_or_else(|| Failure::NotRunning(container.to_owned()))?;
         let _turn = self.turn.try_acquire().map_err(|_| Failure::Busy)?;
-        make_room(&self.directory)?;
         let now = Timestamp::now();
         let now = now.round(Unit::Second).unwrap_or(now);
         let name = format!("checkpoint-{pod}_{namespace}-{container}-{now}.tar");
-        let path = self.directory.join(name).display().to_string();
+        let path = make_room(&self.directory, &name)?.display().to_string();
         let result = self.runtime.checkpoint_container(&id, &path, timeout).await;
         if let Err(error) = result {
             // what was written of it is of no use
@@ -140,15 +141,18 @@ impl Checkpoints {
     }
 }
 
-/// Sees to it that one more archive may be written, for root's eyes alone.
-fn make_room(directory: &FilePath) -> Result<(), Failure> {
+/// Sees to it that one more archive of that name may be written, for root's eyes alone; its path.
+fn make_room(directory: &FilePath, name: &str) -> Result<PathBuf, Failure> {
     use std::os::unix::fs::DirBuilderExt;
     let failed = |source| Failure::Directory { path: directory.to_owned(), source };
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true).mode(0o700).create(directory).map_err(failed)?;
     let there = std::fs::read_dir(directory).map_err(failed)?.take(MOST).count();
+    let path = directory.join(name);
     match there < MOST {
-        true => Ok(()),
+        // of the same second
+        true if path.exists() => Err(Failure::Taken(path)),
+        true => Ok(path),
         false => Err(Failure::Full(directory.to_owned())),
     }
 }
@@ -165,10 +169,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let directory = folder.path().join("checkpoints");
         for number in 0..MOST {
-            make_room(&directory).unwrap();
-            std::fs::write(directory.join(number.to_string()), "").unwrap();
+            let name = number.to_string();
+            std::fs::write(make_room(&directory, &name).unwrap(), "").unwrap();
+            let again = make_room(&directory, &name);
+            assert!(matches!(again, Err(Failure::Taken(_) | Failure::Full(_))), "{again:?}");
         }
-        assert!(matches!(make_room(&directory), Err(Failure::Full(_))));
+        assert!(matches!(make_room(&directory, "more"), Err(Failure::Full(_))));
         let mode = std::fs::metadata(&directory).unwrap();
         assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777, 0o700);
     }

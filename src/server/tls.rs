@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use longshore_tls::{ClientCa, certificates, private_key};
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose};
 use rustls::ServerConfig;
-use rustls::crypto::{CryptoProvider, ring};
+use rustls::crypto::{CryptoProvider, SupportedKxGroup, ring};
 use rustls::pki_types::CertificateDer;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
@@ -101,7 +101,10 @@ impl Tls {
                 config.gates.enabled("ReloadKubeletClientCAFile"),
             ),
             client_ca: (!ca.is_empty()).then(|| PathBuf::from(ca)),
-            provider: Arc::new(provider(&settings.tls_cipher_suites)?),
+            provider: Arc::new(provider(
+                &settings.tls_cipher_suites,
+                &settings.tls_curve_preferences,
+            )?),
             versions: match settings.tls_min_version.as_str() {
                 "VersionTLS13" => TLS13_ALONE,
                 // nothing older than 1.2 is spoken, whatever is allowed
@@ -203,9 +206,16 @@ fn content(path: &Path, reason: impl ToString) -> longshore_tls::Error {
     longshore_tls::Error { path: path.to_owned(), reason: reason.to_string() }
 }
 
-/// The cipher suites of TLS 1.2 that are allowed by name; those of TLS 1.3 are all good.
-fn provider(names: &[String]) -> Result<CryptoProvider, TlsError> {
+/// The cipher suites of TLS 1.2 that are allowed by name; those of TLS 1.3 are all good. And the key
+/// exchanges that are allowed by number, which Go has from the protocol.
+fn provider(names: &[String], curves: &[i32]) -> Result<CryptoProvider, TlsError> {
     let mut provider = ring::default_provider();
+    let allowed = |group: &&dyn SupportedKxGroup| curves.contains(&u16::from(group.name()).into());
+    provider.kx_groups.retain(|group| curves.is_empty() || allowed(group));
+    if provider.kx_groups.is_empty() {
+        let fault = format!("tlsCurvePreferences: none of {curves:?} is spoken here");
+        return Err(TlsError::Settings(fault));
+    }
     if names.is_empty() {
         return Ok(provider);
     }
@@ -302,6 +312,20 @@ mod tests {
         let (connected, accepted) = tokio::join!(connect, accept);
         accepted?;
         connected.map(drop)
+    }
+
+    #[test]
+    fn key_exchanges_are_those_that_are_allowed() {
+        let spoken = |curves: &[i32]| {
+            let provider = provider(&[], curves).map_err(|error| error.to_string())?;
+            let groups = provider.kx_groups.iter().map(|group| u16::from(group.name()));
+            Ok::<Vec<u16>, String>(groups.collect())
+        };
+        assert_eq!(spoken(&[]), Ok(vec![29, 23, 24]));
+        assert_eq!(spoken(&[24, 29]), Ok(vec![29, 24]), "in the order of our own");
+        assert_eq!(spoken(&[25, 23]), Ok(vec![23]));
+        let none = "tlsCurvePreferences: none of [25] is spoken here".to_owned();
+        assert_eq!(spoken(&[25]), Err(none));
     }
 
     #[tokio::test]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
+use tokio::time::timeout;
 
 /// A figure cannot be had. Those who asked together share it, so it carries the cause as text.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -17,6 +18,24 @@ pub struct Error(Arc<str>);
 impl Error {
     pub(crate) fn of(cause: impl Display) -> Self {
         Self(cause.to_string().into())
+    }
+}
+
+/// How old what is told may be, and how long one waits for what is younger.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// What is older is read again.
+    pub renewed: Duration,
+    /// Meanwhile, what is younger than this is told as it is...
+    pub good: Duration,
+    /// ...and for what is older one waits so long.
+    pub patience: Duration,
+}
+
+impl Terms {
+    /// To wait whenever something is read again.
+    pub(super) fn waiting(renewed: Duration, patience: Duration) -> Self {
+        Self { renewed, good: renewed, patience }
     }
 }
 
@@ -53,7 +72,7 @@ impl<T> Clone for Figure<T> {
 
 impl<T: Send + Sync + 'static> Figure<T> {
     /// What is known if it is not older than `max_age`, or what `read` finds.
-    pub(crate) async fn get<R, F>(&self, max_age: Duration, read: R) -> Answer<T>
+    pub(super) async fn get<R, F>(&self, max_age: Duration, read: R) -> Answer<T>
     where
         R: FnOnce() -> F,
         F: Future<Output = Result<T, Error>> + Send + 'static,
@@ -80,8 +99,22 @@ impl<T: Send + Sync + 'static> Figure<T> {
         reading.await
     }
 
+    /// What is known on those terms, however old it is if nothing younger comes in time.
+    pub(crate) async fn known<R, F>(&self, terms: Terms, read: R) -> Option<Arc<T>>
+    where
+        R: FnOnce() -> F,
+        F: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        let is_good = |(at, _): &(Instant, Arc<T>)| at.elapsed() <= terms.good;
+        let waits = !self.state().known.as_ref().is_some_and(is_good);
+        let patience = if waits { terms.patience } else { Duration::ZERO };
+        // Also who does not wait begins the reading.
+        let answer = timeout(patience, self.get(terms.renewed, read)).await;
+        answer.ok().and_then(Result::ok).or_else(|| self.last())
+    }
+
     /// What is known, however old.
-    pub(crate) fn last(&self) -> Option<Arc<T>> {
+    fn last(&self) -> Option<Arc<T>> {
         self.state().known.as_ref().map(|(_, known)| known.clone())
     }
 

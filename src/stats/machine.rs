@@ -5,7 +5,7 @@ use std::io;
 use longshore_pod::usage::{Figures, Memory};
 use procfs::Current;
 
-use super::cgroup::{Group, Hierarchies};
+use super::cgroup::{Cgroup, Hierarchies, Reader};
 
 /// What the machine has, and what of it is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +34,12 @@ pub struct Pids {
 impl Machine {
     pub(super) fn read(hierarchies: &Hierarchies) -> io::Result<Self> {
         let info = procfs::Meminfo::current().map_err(io::Error::other)?;
-        let root = Group::root(hierarchies);
-        let memory = Memory { limit: Some(info.mem_total), ..root.memory()? };
+        let (root, mut reader) = (Cgroup::root(hierarchies), Reader::default());
+        let used = root.memory(&mut reader, false)?.memory;
+        let memory = Memory { limit: Some(info.mem_total), ..used };
         let pids = Pids::read()?;
         let figures = Figures {
-            cpu: root.cpu().ok(),
+            cpu: root.cpu(&mut reader).ok().map(|cpu| cpu.total),
             memory: Some(memory),
             swap: Some(info.swap_total.saturating_sub(info.swap_free)),
             tasks: Some(pids.running),

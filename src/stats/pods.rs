@@ -12,25 +12,24 @@ use longshore_pod::observed::ObservedPod;
 use longshore_pod::spec;
 use longshore_pod::usage::{ContainerUsage, Figures, Memory, PodUsage, Space};
 
-use super::cgroup::{Cgroup, Group, Reader, container_id};
+use super::cgroup::{Cgroup, Reader, container_id};
 use super::disk::PodDisk;
 use super::{Error, Layers, Shared};
 
 /// What the processes of those pods use, by the pods' UIDs.
 pub(super) fn read(shared: &Shared, pods: &[Arc<Pod>]) -> HashMap<String, PodUsage> {
-    let mut reader = Reader::default();
+    let (mut reader, mut levels) = (Reader::default(), HashMap::new());
     let one = |pod: &Arc<Pod>| {
         let uid = spec::uid(pod);
         let observed = shared.observer.pod(uid)?;
         let path = PathBuf::from(shared.cgroups.parent_of(pod));
-        let group = Group::new(&shared.hierarchies, &path);
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let level = path.parent().unwrap_or(&path).to_owned();
+        let open = |level: &PathBuf| Cgroup::new(&shared.hierarchies, level);
+        let group = levels.entry(level).or_insert_with_key(open).child(&name);
         // Without cgroups of their own, pods are the sum of their containers.
-        let own = path.file_name().is_some_and(|name| name.to_string_lossy().contains("pod"));
-        let usage = match group.open() {
-            Ok(group) => usage(&group, &observed, own, &mut reader),
-            Err(_) => PodUsage::default(),
-        };
-        Some((uid.to_owned(), usage))
+        let own = name.contains("pod");
+        Some((uid.to_owned(), usage(&group, &observed, own, &mut reader)))
     };
     pods.iter().filter_map(one).collect()
 }
@@ -45,8 +44,7 @@ fn usage(group: &Cgroup, observed: &ObservedPod, own: bool, reader: &mut Reader)
         if container.is_none() && !sandbox {
             continue;
         }
-        let Ok(child) = group.child(&name) else { continue };
-        let figures = child.figures(reader);
+        let figures = group.child(&name).figures(reader);
         add(&mut sum, &figures);
         if let Some(container) = container {
             let name = container.name.clone();

@@ -71,11 +71,7 @@ impl Proc {
 
     /// The processes of a cgroup; with `all`, also what they have open.
     pub(super) fn processes(&self, cgroup: &Cgroup, all: bool, reader: &mut Reader) -> Processes {
-        let Some(dir) = cgroup.any_dir() else { return Processes::default() };
-        let text = reader.text(dir, "cgroup.procs").unwrap_or_default();
-        // 0 is a process of another namespace.
-        let pids = text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0);
-        let pids: Vec<u32> = pids.collect();
+        let pids = cgroup.processes(reader);
         let first = pids.first().copied();
         let mut found = Processes { count: pids.len() as u64, first, ..Processes::default() };
         if all {

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
@@ -14,9 +14,7 @@ use k8s_openapi::jiff::Timestamp;
 use longshore_pod::observed::{Container, ObservedPod, Sandbox};
 
 use super::Shared;
-use super::cgroup::{
-    Cgroup, Detail, Group as Name, Reader, Reading, container_id, is_level, pod_uid,
-};
+use super::cgroup::{Cgroup, Detail, Reader, Reading, container_id, is_level, pod_uid};
 use super::devices::Devices;
 use super::machine::Machine;
 use super::process::{Interface, Proc, Processes};
@@ -140,13 +138,13 @@ impl Snapshot {
     /// Read it all. Blocks.
     pub(super) fn read(shared: &Shared, detail: Detail, system: &SystemGroups) -> io::Result<Self> {
         let mut look = Look::new(detail)?;
-        let mut node = look.group(&Name::root(&shared.hierarchies).open()?, "/".to_owned());
+        let mut node = look.group(&Cgroup::root(&shared.hierarchies))?;
         if detail >= Detail::Load {
             node.network = look.proc.network(None, &mut look.reader);
         }
         let system = system.named().filter_map(|(name, path)| {
-            let cgroup = Name::new(&shared.hierarchies, path.as_ref()).open().ok()?;
-            Some((name, look.group(&cgroup, path.to_owned())))
+            let cgroup = Cgroup::new(&shared.hierarchies, path.as_ref());
+            Some((name, look.group(&cgroup).ok()?))
         });
         let system = system.collect();
         let known = shared.observer.all().into_iter();
@@ -154,7 +152,7 @@ impl Snapshot {
         let mut tree = Tree { known, levels: Vec::new(), pods: Vec::new() };
         let parent = shared.cgroups.of_pods();
         match &parent {
-            Some(path) => tree.level(shared, path, &mut look),
+            Some(path) => tree.walk(&Cgroup::new(&shared.hierarchies, path), &mut look),
             None => tree.flat(shared),
         }
         let mut pods = read_pods(tree.pods, detail)?;
@@ -183,28 +181,29 @@ impl Look {
         Ok(Self { detail, proc: Proc::open()?, reader: Reader::default() })
     }
 
-    fn group(&mut self, cgroup: &Cgroup, path: String) -> Group {
+    /// The error says that it is not there.
+    fn group(&mut self, cgroup: &Cgroup) -> io::Result<Group> {
         let (detail, reader) = (self.detail, &mut self.reader);
+        let created = cgroup.created()?;
         let processes = match detail {
             Detail::Usage => Processes::default(),
             Detail::Load => self.proc.processes(cgroup, false, reader),
             Detail::Everything => self.proc.processes(cgroup, true, reader),
         };
         let reading = cgroup.read(detail, reader);
-        let (created, network) = (cgroup.created(), Vec::new());
-        Group { path, created, reading, nano_cores: None, processes, network }
+        let (path, network) = (cgroup.path(), Vec::new());
+        Ok(Group { path, created, reading, nano_cores: None, processes, network })
     }
 
     /// The cgroups right below that belong to the pod.
-    fn runs(&mut self, cgroup: &Cgroup, path: &str, names: &[String], found: &mut PodGroup) {
+    fn runs(&mut self, cgroup: &Cgroup, names: &[String], found: &mut PodGroup) {
         for name in names {
             let id = container_id(name);
             let pod = &found.pod;
             let container = pod.containers.iter().position(|container| container.id == id);
             let sandbox = pod.sandboxes.iter().position(|sandbox| sandbox.id == id);
             let Some(index) = container.or(sandbox) else { continue };
-            let Ok(child) = cgroup.child(name) else { continue };
-            let mut group = self.group(&child, format!("{}/{name}", path.trim_end_matches('/')));
+            let Ok(mut group) = self.group(&cgroup.child(name)) else { continue };
             if container.is_some() {
                 found.containers.push(Run { index, group });
                 continue;
@@ -223,25 +222,23 @@ impl Look {
 /// A pod that is to be read.
 struct Job {
     pod: Arc<ObservedPod>,
-    parent: Arc<Cgroup>,
-    path: String,
-    /// The pod's cgroup; without, its containers are right in the parent: these.
-    name: Result<String, Vec<String>>,
+    /// The pod's own cgroup, or the one that it shares with others.
+    cgroup: Cgroup,
+    /// Where pods have no cgroup: the names of those of its containers.
+    containers: Option<Vec<String>>,
 }
 
 impl Job {
     fn read(self, look: &mut Look) -> Option<PodGroup> {
         let mut found =
             PodGroup { pod: self.pod, own: None, sandboxes: Vec::new(), containers: Vec::new() };
-        match self.name {
-            Ok(name) => {
+        match self.containers {
+            None => {
+                look.runs(&self.cgroup, &self.cgroup.children(), &mut found);
                 // One that has gone meanwhile is none.
-                let cgroup = self.parent.child(&name).ok()?;
-                let path = format!("{}/{name}", self.path.trim_end_matches('/'));
-                look.runs(&cgroup, &path, &cgroup.children(), &mut found);
-                found.own = Some(look.group(&cgroup, path));
+                found.own = Some(look.group(&self.cgroup).ok()?);
             }
-            Err(names) => look.runs(&self.parent, &self.path, &names, &mut found),
+            Some(names) => look.runs(&self.cgroup, &names, &mut found),
         }
         Some(found)
     }
@@ -256,22 +253,15 @@ struct Tree {
 }
 
 impl Tree {
-    fn level(&mut self, shared: &Shared, path: &Path, look: &mut Look) {
-        if let Ok(cgroup) = Name::new(&shared.hierarchies, path).open() {
-            self.walk(Arc::new(cgroup), path.display().to_string(), look);
-        }
-    }
-
-    fn walk(&mut self, cgroup: Arc<Cgroup>, path: String, look: &mut Look) {
-        self.levels.push(look.group(&cgroup, path.clone()));
+    fn walk(&mut self, cgroup: &Cgroup, look: &mut Look) {
+        let Ok(level) = look.group(cgroup) else { return };
+        self.levels.push(level);
         for name in cgroup.children() {
             if let Some(pod) = pod_uid(&name).and_then(|uid| self.known.get(&uid)) {
-                let (pod, parent, path) = (pod.clone(), cgroup.clone(), path.clone());
-                self.pods.push(Job { pod, parent, path, name: Ok(name) });
-            } else if is_level(&name)
-                && let Ok(child) = cgroup.child(&name)
-            {
-                self.walk(Arc::new(child), format!("{path}/{name}"), look);
+                let (pod, cgroup) = (pod.clone(), cgroup.child(&name));
+                self.pods.push(Job { pod, cgroup, containers: None });
+            } else if is_level(&name) {
+                self.walk(&cgroup.child(&name), look);
             }
         }
     }
@@ -279,19 +269,18 @@ impl Tree {
     /// Without cgroups of their own, the containers of all pods stand side by side.
     fn flat(&mut self, shared: &Shared) {
         let path = PathBuf::from(shared.cgroups.parent_of(&Default::default()));
-        let Ok(cgroup) = Name::new(&shared.hierarchies, &path).open() else { return };
-        let (parent, mut names) = (Arc::new(cgroup), HashMap::<String, Vec<String>>::new());
-        for name in parent.children() {
+        let cgroup = Cgroup::new(&shared.hierarchies, &path);
+        let mut names = HashMap::<String, Vec<String>>::new();
+        for name in cgroup.children() {
             names.entry(container_id(&name).to_owned()).or_default().push(name);
         }
-        let path = format!("/{}", path.display().to_string().trim_matches('/'));
         for pod in self.known.values() {
             let containers = pod.containers.iter().map(|container| &container.id);
             let ids = containers.chain(pod.sandboxes.iter().map(|sandbox| &sandbox.id));
-            let names: Vec<String> = ids.filter_map(|id| names.remove(id)).flatten().collect();
-            if !names.is_empty() {
-                let (pod, parent, path) = (pod.clone(), parent.clone(), path.clone());
-                self.pods.push(Job { pod, parent, path, name: Err(names) });
+            let found: Vec<String> = ids.filter_map(|id| names.remove(id)).flatten().collect();
+            if !found.is_empty() {
+                let (pod, cgroup) = (pod.clone(), cgroup.clone());
+                self.pods.push(Job { pod, cgroup, containers: Some(found) });
             }
         }
     }

@@ -160,7 +160,7 @@ fn the_variant_in_use_is_found_and_nothing_made() {
 /// Runs the watch while the test flushes; how long it took to notice each.
 async fn noticed(it: &Iptables, interval: Duration, flushes: &[String]) -> Vec<Duration> {
     let told = Cell::new(0);
-    let watching = watch(it, interval, || told.set(told.get() + 1));
+    let watching = watch(it, CANARY, interval, || told.set(told.get() + 1));
     let test = async {
         for table in Table::ALL {
             while !it.has_chain(table, CANARY).await.unwrap() {
@@ -239,7 +239,7 @@ fn a_flush_while_the_lock_is_held_is_not_missed() {
         let limits = Limits { lock: Duration::from_secs(1), ..Limits::default() };
         let it = Backend::of(Variant::Legacy, limits).await.unwrap().family(Family::V4);
         let told = Cell::new(0);
-        let watching = watch(&it, Duration::from_millis(200), || told.set(told.get() + 1));
+        let watching = watch(&it, CANARY, Duration::from_millis(200), || told.set(told.get() + 1));
         let test = async {
             sleep(Duration::from_millis(500)).await;
             // As a firewall that holds the lock for itself and its own commands: longer than we wait.

@@ -1,9 +1,10 @@
 //! A proxy between a daemon and its container runtime, on a real Unix socket, that makes chosen
-//! calls fail, tarry or hang, and counts them. It forwards HTTP/2 requests by their path, so every
+//! calls fail, tarry or hang, or answers them itself, and counts them. It forwards HTTP/2 requests by their path, so every
 //! call of CRI passes, streams as well; of the messages it knows only what tells a pod's from
 //! another's.
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::fmt;
 use std::future::ready;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,13 +18,16 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use longshore_cri::{Code, Server};
+use prost::Message;
 use tokio::net::{UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::error::{AtPath, Result};
+use message::{decode, encode, whole};
 use subject::{Subject, Subjects};
 
+mod message;
 mod subject;
 #[cfg(test)]
 mod tests;
@@ -68,8 +72,10 @@ impl From<&str> for Calls {
 }
 
 /// What becomes of a call.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum Fault {
+    /// Answered in the runtime's stead, which never hears of it: [`Fault::answer`].
+    Answer(Stand),
     /// Answered with this error; the runtime never hears of it.
     Error(Code, String),
     /// Reaches the runtime this much later.
@@ -78,6 +84,38 @@ pub enum Fault {
     Hang,
     /// Reaches the runtime at once; its answer is held back until released.
     HangReply,
+}
+
+/// Who answers calls in the runtime's stead.
+#[derive(Clone)]
+pub struct Stand(Arc<Answering>);
+
+/// From the body of a call to that of its answer.
+type Answering = dyn Fn(&[u8]) -> Result<Bytes, Status> + Send + Sync;
+
+impl fmt::Debug for Stand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Stand")
+    }
+}
+
+impl Fault {
+    /// Answers what the installed runtime cannot do. `answer` makes the message of a call's answer
+    /// from that of its request, which are those of the method in CRI.
+    pub fn answer<Q, A>(
+        answer: impl Fn(Q) -> Result<A, (Code, String)> + Send + Sync + 'static,
+    ) -> Self
+    where
+        Q: Message + Default,
+        A: Message,
+    {
+        Self::Answer(Stand(Arc::new(move |body| {
+            let request =
+                decode::<Q>(body).ok_or_else(|| Status::invalid_argument("no request"))?;
+            let answer = answer(request).map_err(|(code, message)| Status::new(code, message))?;
+            Ok(encode(&answer))
+        })))
+    }
 }
 
 /// The proxy. Dropping it breaks all connections and removes its socket.
@@ -292,6 +330,7 @@ async fn answer(
     match fault {
         None => {}
         Some((_, Fault::Error(code, message), _)) => return Err(Status::new(code, message)),
+        Some((_, Fault::Answer(stand), _)) => return Ok(whole((stand.0)(request.body())?)),
         Some((_, Fault::Delay(delay), _)) => tokio::time::sleep(delay).await,
         Some((calls, Fault::Hang, released)) => state.hold(&calls, released).await,
         Some((calls, Fault::HangReply, released)) => held_reply = Some((calls, released)),

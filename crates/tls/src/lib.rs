@@ -6,6 +6,7 @@
 //! that says what is wrong.
 
 mod ask;
+mod believe;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +18,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use x509_parser::prelude::{FromDer, X509Certificate};
+
+pub use believe::Believer;
 
 /// The attribute of a subject by which Kubernetes tells users of one name apart.
 const UID: &str = "1.3.6.1.4.1.57683.2";

@@ -62,6 +62,29 @@ fn a_field_without_effect_is_told_by_its_name() {
         config.warnings
     );
     assert!(!warned("volumeStatsAggPeriod") && !warned("maxPods"), "{:?}", config.warnings);
+    assert!(!warned("authorization-strict-streams"), "{:?}", config.warnings);
+}
+
+#[test]
+fn a_flag_without_effect_is_told_by_its_name() {
+    const STRICT: &str = "--authorization-strict-streams";
+    for (args, expected) in [
+        (&[STRICT][..], "--authorization-strict-streams is set and has no effect: "),
+        (&["--image-credential-provider-config=x"], "--image-credential-provider-config is set"),
+        (&["--image-credential-provider-bin-dir=x"], "--image-credential-provider-bin-dir is set"),
+        (&["--container-hints=x"], "--container-hints has no effect"),
+    ] {
+        let config = kubelet(args).unwrap();
+        let told = config.warnings.iter().filter(|warning| warning.starts_with(expected)).count();
+        assert_eq!(told, 1, "{args:?}: {:?}", config.warnings);
+    }
+    let config = kubelet(&[STRICT, "--authorization-mode=Webhook"]).unwrap();
+    assert!(config.strict_streams);
+    assert!(
+        !config.warnings.iter().any(|warning| warning.contains("strict")),
+        "{:?}",
+        config.warnings
+    );
 }
 
 #[test]

@@ -102,7 +102,7 @@ pub(super) struct Auth {
     node: String,
     anonymous: bool,
     /// Whether to run something in a pod takes leave to create, also when it is begun by a GET.
-    guards_streams: bool,
+    strict_streams: bool,
     /// Asks the apiserver about tokens.
     tokens: Option<Client>,
     /// Asks the apiserver for leave; `None`: everybody may.
@@ -141,7 +141,7 @@ impl Auth {
         Ok(Self {
             node: config.node_name.clone(),
             anonymous: authentication.anonymous.enabled,
-            guards_streams: config.gates.enabled("AuthorizePodWebsocketUpgradeCreatePermission"),
+            strict_streams: config.strict_streams,
             tokens: needed(authentication.webhook.enabled, "authentication.webhook.enabled")?,
             reviews: needed(authorization.mode == "Webhook", "authorization.mode Webhook")?,
             token_cache: Cache::new(REMEMBERED),
@@ -299,7 +299,7 @@ pub(super) async fn gate(
 impl Auth {
     /// Whether the user may do that to the path.
     async fn admit(&self, user: &User, method: &Method, path: &str) -> Result<(), Refusal> {
-        let verb = match self.guards_streams && is_stream(path) {
+        let verb = match self.strict_streams && is_stream(path) {
             true => "create",
             false => verb(method),
         };
@@ -335,8 +335,8 @@ fn verb(method: &Method) -> &'static str {
     }
 }
 
-/// Whether the path leads into a pod. A WebSocket begins with a GET, so that who may merely read
-/// could run commands; the apiserver's gate closes that way on its side, and closes it here too.
+/// Whether the path leads into a pod. A WebSocket begins with a GET, so that who may merely read the
+/// node's `proxy` runs commands, upstream too, unless `--authorization-strict-streams` is set.
 fn is_stream(path: &str) -> bool {
     matches!(path.split('/').nth(1).unwrap_or_default(), "exec" | "attach" | "portForward" | "run")
 }

@@ -33,14 +33,14 @@ use self::facts::Facts;
 use super::Refusal;
 use crate::config::Config;
 use crate::desired::Desired;
-use crate::stats::{Detail, Error, Snapshot, Stats};
+use crate::stats::{Detail, Error, Snapshot, Stats, Terms};
 use crate::volumes::Volumes;
 
 /// Who asks within this time after another gets the same.
 const FRESH: Duration = Duration::from_secs(1);
-/// How old may be what is known of disks, as the config may want it younger...
+/// What is known of disks is found out again after this, or sooner if the config wants it...
 const DISK_AGE: Duration = Duration::from_secs(10);
-/// ...and how long an answer waits for what is younger.
+/// ...and an answer waits so long for it if what is known is older than the config wants.
 const DISK_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Handle to all that is told. Cheap to clone.
@@ -56,8 +56,10 @@ struct Shared {
     lasting: volumes::Known,
     facts: Facts,
     node_name: String,
-    /// `None` to tell of no volumes.
-    volumes_age: Option<Duration>,
+    /// How old what is told of disks may be.
+    disks: Terms,
+    /// Whether volumes are told of.
+    tells_volumes: bool,
 }
 
 impl Figures {
@@ -70,6 +72,8 @@ impl Figures {
         runtime: Runtime,
     ) -> Self {
         let period = config.kubelet.volume_stats_agg_period.get();
+        let tells_volumes = !period.is_zero();
+        let good = if tells_volumes { period } else { DISK_AGE };
         let shared = Shared {
             stats,
             desired,
@@ -77,7 +81,8 @@ impl Figures {
             lasting: volumes::Known::default(),
             facts: Facts::read(runtime),
             node_name: config.node_name.clone(),
-            volumes_age: Some(period.min(DISK_AGE)).filter(|age| !age.is_zero()),
+            disks: Terms { renewed: good.min(DISK_AGE), good, patience: DISK_PATIENCE },
+            tells_volumes,
         };
         Self { shared: Arc::new(shared) }
     }
@@ -90,10 +95,10 @@ impl Figures {
 
     /// The volumes of those pods that outlive them.
     async fn lasting(&self, pods: &[Arc<Pod>]) -> HashMap<String, Vec<volumes::Told>> {
-        let Shared { volumes, lasting, volumes_age, .. } = &*self.shared;
-        match volumes_age {
-            Some(age) => lasting.read(volumes, pods, *age).await,
-            None => HashMap::new(),
+        let Shared { volumes, lasting, disks, tells_volumes, .. } = &*self.shared;
+        match tells_volumes {
+            true => lasting.read(volumes, pods, *disks).await,
+            false => HashMap::new(),
         }
     }
 

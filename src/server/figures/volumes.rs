@@ -11,10 +11,8 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use longshore_metrics::{Kind, Labels, Text};
 use longshore_pod::spec;
-use tokio::time::timeout;
 
-use super::DISK_PATIENCE;
-use crate::stats::{Error, Figure};
+use crate::stats::{Error, Figure, Terms};
 use crate::volumes::{Filling, Lasting, Volumes};
 
 /// What nobody asked for so long is forgotten.
@@ -39,19 +37,18 @@ pub(super) struct Told {
 }
 
 impl Known {
-    /// The volumes of those pods by UID, as they are known after a moment. What is older than
-    /// `max_age` by then is being read again.
+    /// The volumes of those pods by UID, as they are known on those terms.
     pub(super) async fn read(
         &self,
         volumes: &Volumes,
         pods: &[Arc<Pod>],
-        max_age: Duration,
+        terms: Terms,
     ) -> HashMap<String, Vec<Told>> {
         let all = pods.iter().flat_map(|pod| {
             volumes.lasting(pod).into_iter().map(|volume| (spec::uid(pod).to_owned(), volume))
         });
         let readings = all.map(async |(uid, volume)| {
-            let reading = self.one(volumes, &uid, &volume, max_age).await?;
+            let reading = self.one(volumes, &uid, &volume, terms).await?;
             Some((uid, Told { volume, reading }))
         });
         let mut by_uid: HashMap<String, Vec<Told>> = HashMap::new();
@@ -66,7 +63,7 @@ impl Known {
         volumes: &Volumes,
         uid: &str,
         volume: &Lasting,
-        max_age: Duration,
+        terms: Terms,
     ) -> Option<Arc<Reading>> {
         let figure = self.figure(uid, volume);
         let (volumes, asked) = (volumes.clone(), volume.clone());
@@ -75,8 +72,7 @@ impl Known {
             let filling = volumes.filling(&asked).await.map_err(Error::of)?;
             Ok(Reading { at, filling })
         };
-        let reading = timeout(DISK_PATIENCE, figure.get(max_age, read)).await;
-        reading.ok().and_then(Result::ok).or_else(|| figure.last())
+        figure.known(terms, read).await
     }
 
     fn figure(&self, uid: &str, volume: &Lasting) -> Figure<Reading> {

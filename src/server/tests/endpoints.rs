@@ -89,6 +89,28 @@ async fn what_cannot_be_checkpointed_is_named() {
 }
 
 #[tokio::test]
+async fn what_cannot_be_joined_is_named() {
+    let setup = setup(&["--authorization-mode=AlwaysAllow"], &[]).await;
+    let no_stream = "you must specify at least 1 of stdin, stdout, stderr";
+    for (method, path, expected) in [
+        ("GET", "/exec/ns/p/c", (400, no_stream)),
+        ("POST", "/attach/ns/p/c?tty=1&error=1", (400, no_stream)),
+        ("POST", "/exec/ns/other/c?output=1", (404, "pod does not exist")),
+        ("GET", "/exec/ns/p/c?output=1", (500, "container not found (\"c\")")),
+        ("GET", "/exec/ns/p/some-uid/c?output=1", (500, "container not found (\"c\")")),
+        ("GET", "/attach/ns/p/c?output=1", (500, "container c not found in pod p_ns")),
+        ("POST", "/run/ns/p/c?cmd=ls", (500, "container not found (\"c\")")),
+        ("GET", "/run/ns/p/c?cmd=ls", (405, "")),
+        ("GET", "/portForward/ns/other", (404, "pod does not exist")),
+        ("GET", "/portForward/ns/p/other-uid", (404, "pod not found")),
+        ("POST", "/portForward/ns/p", (500, "pod not found (\"p_ns\")")),
+    ] {
+        let (status, body) = exchange(setup.connect(Some("admin")).await, None, method, path).await;
+        assert_eq!((status, body.as_str()), expected, "{method} {path}");
+    }
+}
+
+#[tokio::test]
 async fn the_level_of_the_log_is_put() {
     let setup = setup(&OPEN, &[]).await;
     let (status, body) = setup.get(Some("admin"), None, "/debug/flags/v").await;

@@ -5,6 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, openat};
 
+use super::group::File;
+
 /// Enough for nearly all of them.
 const ROOM: usize = 4096;
 /// No file of the kernel's about one cgroup or process is longer; what is beyond is not read.
@@ -19,23 +21,39 @@ pub(in crate::stats) struct Reader {
 impl Reader {
     /// The text of a file below a directory. The error names the file.
     pub(in crate::stats) fn text(&mut self, dir: impl AsFd, name: &str) -> io::Result<&str> {
-        let named = |error: io::Error| io::Error::new(error.kind(), format!("{name}: {error}"));
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let file = openat(dir, name, flags, Mode::empty()).map_err(|error| named(error.into()))?;
-        let length = self.fill(&file).map_err(named)?;
+        self.read(dir, name, false).map_err(|error| named(name, error))
+    }
+
+    /// The text of a file of a controller.
+    pub(super) fn whole(&mut self, file: &File<'_>) -> io::Result<&str> {
+        self.of(file, false)
+    }
+
+    /// The text of a file of a controller, which the kernel gives in one piece: what comes is all
+    /// that there is unless it fills the buffer, so nobody has to ask for the end.
+    pub(super) fn piece(&mut self, file: &File<'_>) -> io::Result<&str> {
+        self.of(file, true)
+    }
+
+    /// The number that a file of a controller holds, and nothing else.
+    pub(super) fn number(&mut self, file: &File<'_>) -> io::Result<u64> {
+        let number = self.piece(file)?.trim().parse();
+        number.map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("{file}: no number")))
+    }
+
+    fn of(&mut self, file: &File<'_>, piece: bool) -> io::Result<&str> {
+        let (base, path) = file.place()?;
+        self.read(base, &path, piece).map_err(|error| named(&file.to_string(), error))
+    }
+
+    fn read(&mut self, dir: impl AsFd, name: &str, piece: bool) -> io::Result<&str> {
+        let file = openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let length = self.fill(&file, piece)?;
         let text = std::str::from_utf8(self.buffer.get(..length).unwrap_or_default());
-        text.map_err(|error| named(io::Error::new(io::ErrorKind::InvalidData, error)))
+        text.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    /// The number that a file holds, and nothing else.
-    pub(super) fn number(&mut self, dir: impl AsFd, name: &str) -> io::Result<u64> {
-        self.text(dir, name)?
-            .trim()
-            .parse()
-            .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("{name}: no number")))
-    }
-
-    fn fill(&mut self, file: &OwnedFd) -> io::Result<usize> {
+    fn fill(&mut self, file: &OwnedFd, piece: bool) -> io::Result<usize> {
         if self.buffer.is_empty() {
             self.buffer.resize(ROOM, 0);
         }
@@ -51,8 +69,16 @@ impl Reader {
                 0 => return Ok(length),
                 more => length += more,
             }
+            if piece && length < self.buffer.len() {
+                return Ok(length);
+            }
         }
     }
+}
+
+/// The error with the file that it is about.
+pub(super) fn named(file: &str, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{file}: {error}"))
 }
 
 /// The lines `key value` of a text.

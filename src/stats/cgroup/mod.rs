@@ -1,23 +1,22 @@
 //! What the cgroups of the kernel tell, v1 (a hierarchy for each controller) and v2.
 //!
-//! A [`Group`] is the name of one; a [`Cgroup`] has its directories open, so that its files and
-//! those of the cgroups below cost no walk from the root.
+//! Files of the cgroups below one are opened from that one's directories: to open those of each, which
+//! are five on v1 with few files in each that anybody asks for, costs as much as to read them, and to
+//! walk from the root costs half of that.
 
 mod files;
-mod open;
+mod group;
 mod reading;
 #[cfg(test)]
 mod tests;
 mod types;
 
-use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use longshore_pod::usage::{Figures, Memory};
+use longshore_pod::usage::Figures;
 
 pub(super) use files::Reader;
-pub(super) use open::Cgroup;
+pub(super) use group::Cgroup;
 pub use types::{
     Cpu, Detail, DeviceIo, Faults, Limits, MemoryUse, OPERATIONS, Pressure, Reading, Stall, Stalls,
     Tasks, Throttling,
@@ -54,14 +53,14 @@ impl Controller {
 pub(super) struct Hierarchies {
     unified: bool,
     /// In the order of [`Controller::ALL`]; on v2 all the same.
-    roots: Arc<[PathBuf; 5]>,
+    roots: Arc<[String; 5]>,
 }
 
 impl Hierarchies {
     pub(super) fn find(unified: bool) -> Self {
         let root = |controller: Controller| match unified {
-            true => PathBuf::from(MOUNT),
-            false => Path::new(MOUNT).join(controller.name()),
+            true => MOUNT.to_owned(),
+            false => format!("{MOUNT}/{}", controller.name()),
         };
         Self { unified, roots: Arc::new(Controller::ALL.map(root)) }
     }
@@ -70,43 +69,13 @@ impl Hierarchies {
         self.unified
     }
 
-    fn root(&self, controller: Controller) -> &Path {
+    fn root(&self, controller: Controller) -> &str {
         &self.roots[controller as usize]
     }
-}
 
-/// One cgroup in all hierarchies.
-#[derive(Debug)]
-pub(super) struct Group {
-    hierarchies: Hierarchies,
-    path: PathBuf,
-}
-
-impl Group {
-    pub(super) fn new(hierarchies: &Hierarchies, path: &Path) -> Self {
-        let path = path.strip_prefix("/").unwrap_or(path);
-        Self { hierarchies: hierarchies.clone(), path: path.to_owned() }
-    }
-
-    pub(super) fn root(hierarchies: &Hierarchies) -> Self {
-        Self::new(hierarchies, Path::new(""))
-    }
-
-    pub(super) fn memory_file(&self, name: &str) -> PathBuf {
-        self.hierarchies.root(Controller::Memory).join(&self.path).join(name)
-    }
-
-    /// With its directories open. The error names the one that is not there.
-    pub(super) fn open(&self) -> io::Result<Cgroup> {
-        Cgroup::open(&self.hierarchies, &self.path)
-    }
-
-    pub(super) fn cpu(&self) -> io::Result<u64> {
-        Ok(self.open()?.cpu(&mut Reader::default())?.total)
-    }
-
-    pub(super) fn memory(&self) -> io::Result<Memory> {
-        Ok(self.open()?.memory(&mut Reader::default(), false)?.memory)
+    /// A controller of each hierarchy.
+    fn each(&self) -> &'static [Controller] {
+        if self.unified { &Controller::ALL[..1] } else { &Controller::ALL }
     }
 }
 

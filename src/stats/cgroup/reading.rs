@@ -3,6 +3,7 @@
 use std::io;
 
 use k8s_openapi::jiff::Timestamp;
+use rustix::fs::CWD;
 
 use super::files::{Reader, pairs};
 use super::types::{
@@ -26,10 +27,10 @@ impl Cgroup {
             ..Reading::default()
         };
         if detail >= Detail::Load {
-            reading.tasks = self.tasks(reader);
             reading.pressure = self.pressure(reader);
         }
         if detail >= Detail::Everything {
+            reading.tasks = self.tasks(reader);
             reading.limits = self.limits(reader);
             reading.io = self.io(reader);
             reading.oom_kills = self.oom_kills(reader);
@@ -41,13 +42,13 @@ impl Cgroup {
     }
 
     /// CPU time. On v1, its parts are in other files: [`Self::split_times`].
-    pub(super) fn cpu(&self, reader: &mut Reader) -> io::Result<Cpu> {
+    pub(in crate::stats) fn cpu(&self, reader: &mut Reader) -> io::Result<Cpu> {
         if !self.is_unified() {
-            let total = reader.number(self.dir(Controller::CpuAcct)?, "cpuacct.usage")?;
+            let total = reader.number(&self.file(Controller::CpuAcct, "cpuacct.usage"))?;
             return Ok(Cpu { total, ..Cpu::default() });
         }
         let (mut cpu, mut throttling) = (Cpu::default(), None);
-        for (key, value) in pairs(reader.text(self.dir(Controller::Cpu)?, "cpu.stat")?) {
+        for (key, value) in pairs(reader.piece(&self.file(Controller::Cpu, "cpu.stat"))?) {
             let nanoseconds = value.saturating_mul(1000);
             match key {
                 "usage_usec" => cpu.total = nanoseconds,
@@ -63,26 +64,24 @@ impl Cgroup {
         if self.is_unified() {
             return;
         }
-        if let Ok(dir) = self.dir(Controller::CpuAcct) {
-            for (key, ticks) in pairs(reader.text(dir, "cpuacct.stat").unwrap_or_default()) {
-                match key {
-                    "user" => cpu.user = ticks.saturating_mul(TICK),
-                    "system" => cpu.system = ticks.saturating_mul(TICK),
-                    _ => {}
-                }
+        let parts = reader.piece(&self.file(Controller::CpuAcct, "cpuacct.stat"));
+        for (key, ticks) in pairs(parts.unwrap_or_default()) {
+            match key {
+                "user" => cpu.user = ticks.saturating_mul(TICK),
+                "system" => cpu.system = ticks.saturating_mul(TICK),
+                _ => {}
             }
         }
-        if let Ok(dir) = self.dir(Controller::Cpu) {
-            for (key, value) in pairs(reader.text(dir, "cpu.stat").unwrap_or_default()) {
-                throttle(&mut cpu.throttling, key, value, value);
-            }
+        let quota = reader.piece(&self.file(Controller::Cpu, "cpu.stat"));
+        for (key, value) in pairs(quota.unwrap_or_default()) {
+            throttle(&mut cpu.throttling, key, value, value);
         }
     }
 
     /// Memory; with `all`, also what takes a file more.
-    pub(super) fn memory(&self, reader: &mut Reader, all: bool) -> io::Result<MemoryUse> {
-        let dir = self.dir(Controller::Memory)?;
-        let text = reader.text(dir, "memory.stat")?;
+    pub(in crate::stats) fn memory(&self, reader: &mut Reader, all: bool) -> io::Result<MemoryUse> {
+        let file = |name| self.file(Controller::Memory, name);
+        let text = reader.piece(&file("memory.stat"))?;
         let mut memory = match self.is_unified() {
             true => stat_v2(text),
             false => stat_v1(text),
@@ -92,72 +91,65 @@ impl Cgroup {
             // The root has no file about it on v2; this is what v1's says.
             (true, true) => memory.memory.usage = memory.memory.rss.saturating_add(memory.cache),
             (true, false) => {
-                memory.memory.usage = reader.number(dir, "memory.current")?;
-                memory.memory.limit = limit(reader.number(dir, "memory.max")); // "max" is none
-                memory.swap = reader.number(dir, "memory.swap.current").ok();
-                memory.swap_limit = limit(reader.number(dir, "memory.swap.max"));
+                memory.memory.usage = reader.number(&file("memory.current"))?;
+                memory.memory.limit = limit(reader.number(&file("memory.max"))); // "max" is none
+                memory.swap = reader.number(&file("memory.swap.current")).ok();
+                memory.swap_limit = limit(reader.number(&file("memory.swap.max")));
             }
             (false, _) => {
-                memory.memory.usage = reader.number(dir, "memory.usage_in_bytes")?;
-                memory.memory.limit = limit(reader.number(dir, "memory.limit_in_bytes"));
+                memory.memory.usage = reader.number(&file("memory.usage_in_bytes"))?;
+                memory.memory.limit = limit(reader.number(&file("memory.limit_in_bytes")));
             }
         }
         let inactive = memory.inactive_file;
         memory.memory.working_set = memory.memory.usage.saturating_sub(inactive);
         if all && self.is_unified() {
-            memory.peak = reader.number(dir, "memory.peak").ok();
-            memory.reserved = reader.number(dir, "memory.min").unwrap_or(0);
+            memory.peak = reader.number(&file("memory.peak")).ok();
+            memory.reserved = reader.number(&file("memory.min")).unwrap_or(0);
         } else if all {
-            memory.peak = reader.number(dir, "memory.max_usage_in_bytes").ok();
-            memory.failures = reader.number(dir, "memory.failcnt").unwrap_or(0);
-            memory.kernel = reader.number(dir, "memory.kmem.usage_in_bytes").ok();
-            let soft = limit(reader.number(dir, "memory.soft_limit_in_bytes"));
+            memory.peak = reader.number(&file("memory.max_usage_in_bytes")).ok();
+            memory.failures = reader.number(&file("memory.failcnt")).unwrap_or(0);
+            memory.kernel = reader.number(&file("memory.kmem.usage_in_bytes")).ok();
+            let soft = limit(reader.number(&file("memory.soft_limit_in_bytes")));
             memory.reserved = soft.unwrap_or(0);
             // One limit for both.
-            let both = limit(reader.number(dir, "memory.memsw.limit_in_bytes"));
+            let both = limit(reader.number(&file("memory.memsw.limit_in_bytes")));
             memory.swap_limit = both.and_then(|both| both.checked_sub(memory.memory.limit?));
         }
         Ok(memory)
     }
 
     pub(super) fn tasks(&self, reader: &mut Reader) -> Option<Tasks> {
-        let dir = self.dir(Controller::Pids).ok()?;
-        let current = reader.number(dir, "pids.current").ok()?;
-        Some(Tasks { current, max: reader.number(dir, "pids.max").ok() })
+        let file = |name| self.file(Controller::Pids, name);
+        let current = reader.number(&file("pids.current")).ok()?;
+        Some(Tasks { current, max: reader.number(&file("pids.max")).ok() })
     }
 
     fn pressure(&self, reader: &mut Reader) -> Pressure {
-        let proc = match (self.is_unified(), self.is_root()) {
-            (true, _) => None,
-            (false, true) => rustix::fs::open(
-                "/proc/pressure",
-                rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC,
-                rustix::fs::Mode::empty(),
-            )
-            .ok(),
-            (false, false) => return Pressure::default(),
+        let mut of = |resource: &str| {
+            let text = match (self.is_unified(), self.is_root()) {
+                (true, _) => {
+                    let name = format!("{resource}.pressure");
+                    reader.piece(&self.file(Controller::Memory, &name))
+                }
+                // v1 knows it of the machine alone
+                (false, true) => reader.text(CWD, &format!("/proc/pressure/{resource}")),
+                (false, false) => return None,
+            };
+            stalls(text.ok()?)
         };
-        let dir = proc.as_ref().or_else(|| self.dir(Controller::Memory).ok());
-        let mut of = |v2: &str, v1: &str| {
-            let name = if self.is_unified() { v2 } else { v1 };
-            stalls(reader.text(dir?, name).ok()?)
-        };
-        Pressure {
-            cpu: of("cpu.pressure", "cpu"),
-            memory: of("memory.pressure", "memory"),
-            io: of("io.pressure", "io"),
-        }
+        Pressure { cpu: of("cpu"), memory: of("memory"), io: of("io") }
     }
 
     fn io(&self, reader: &mut Reader) -> Vec<DeviceIo> {
-        let Ok(dir) = self.dir(Controller::BlkIo) else { return Vec::new() };
         let mut found = Vec::new();
+        let file = |name| self.file(Controller::BlkIo, name);
         if self.is_unified() {
-            io_v2(reader.text(dir, "io.stat").unwrap_or_default(), &mut found);
+            io_v2(reader.piece(&file("io.stat")).unwrap_or_default(), &mut found);
             return found;
         }
-        let mut add = |name: &str, of: fn(&mut DeviceIo) -> &mut [Option<u64>; 6]| {
-            io_v1(reader.text(dir, name).unwrap_or_default(), &mut found, of);
+        let mut add = |name: &'static str, of: fn(&mut DeviceIo) -> &mut [Option<u64>; 6]| {
+            io_v1(reader.piece(&file(name)).unwrap_or_default(), &mut found, of);
         };
         add("blkio.throttle.io_service_bytes_recursive", |io| &mut io.bytes);
         add("blkio.throttle.io_serviced_recursive", |io| &mut io.requests);
@@ -165,19 +157,19 @@ impl Cgroup {
     }
 
     fn limits(&self, reader: &mut Reader) -> Limits {
-        let Ok(dir) = self.dir(Controller::Cpu) else { return Limits::default() };
+        let file = |name| self.file(Controller::Cpu, name);
         if !self.is_unified() {
             return Limits {
                 // -1 is none
-                quota: reader.number(dir, "cpu.cfs_quota_us").ok(),
-                period: reader.number(dir, "cpu.cfs_period_us").ok(),
-                shares: reader.number(dir, "cpu.shares").ok(),
+                quota: reader.number(&file("cpu.cfs_quota_us")).ok(),
+                period: reader.number(&file("cpu.cfs_period_us")).ok(),
+                shares: reader.number(&file("cpu.shares")).ok(),
             };
         }
-        let max = reader.text(dir, "cpu.max").unwrap_or_default();
+        let max = reader.piece(&file("cpu.max")).unwrap_or_default();
         let (quota, period) = max.trim().split_once(' ').unwrap_or_default();
         let (quota, period) = (quota.parse().ok(), period.parse().ok());
-        let weight = reader.number(dir, "cpu.weight").ok();
+        let weight = reader.number(&file("cpu.weight")).ok();
         // The scale from 1 to 10000 upon that from 2 to 262144.
         let shares = weight.map(|weight| 2 + weight.saturating_sub(1) * 262_142 / 9_999);
         Limits { quota, period, shares }
@@ -185,7 +177,7 @@ impl Cgroup {
 
     fn oom_kills(&self, reader: &mut Reader) -> Option<u64> {
         let name = if self.is_unified() { "memory.events" } else { "memory.oom_control" };
-        let text = reader.text(self.dir(Controller::Memory).ok()?, name).ok()?;
+        let text = reader.piece(&self.file(Controller::Memory, name)).ok()?;
         pairs(text).find(|(key, _)| *key == "oom_kill").map(|(_, count)| count)
     }
 }

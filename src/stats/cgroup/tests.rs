@@ -1,21 +1,32 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
+use std::io;
+use std::path::Path;
+
+use longshore_pod::usage::Memory;
 
 use super::*;
 
 /// A cgroup whose files are these, in one directory for all controllers.
-fn group(dir: &Path, unified: bool, files: &[(&str, &str)]) -> Group {
+fn group(dir: &Path, unified: bool, files: &[(&str, &str)]) -> Cgroup {
     for (name, text) in files {
         fs::write(dir.join(name), text).unwrap();
     }
-    let roots = Arc::new(Controller::ALL.map(|_| dir.parent().unwrap().to_owned()));
-    let hierarchies = Hierarchies { unified, roots };
-    Group::new(&hierarchies, Path::new(dir.file_name().unwrap()))
+    Cgroup::new(&hierarchies(dir.parent().unwrap(), unified), dir.file_name().unwrap().as_ref())
 }
 
-fn figures(group: &Group) -> Figures {
-    group.open().unwrap().figures(&mut Reader::default())
+fn hierarchies(root: &Path, unified: bool) -> Hierarchies {
+    let roots = Arc::new(Controller::ALL.map(|_| root.to_str().unwrap().to_owned()));
+    Hierarchies { unified, roots }
+}
+
+fn figures(group: &Cgroup) -> Figures {
+    group.figures(&mut Reader::default())
+}
+
+fn memory(group: &Cgroup) -> io::Result<Memory> {
+    group.memory(&mut Reader::default(), false).map(|memory| memory.memory)
 }
 
 const V1: &[(&str, &str)] = &[
@@ -93,21 +104,19 @@ fn both_versions_tell_the_same() {
     assert_eq!(expected.available(), Some(3396));
     fs::write(one.path().join("memory.limit_in_bytes"), "9223372036854771712\n").unwrap();
     fs::write(two.path().join("memory.max"), "max\n").unwrap();
-    assert_eq!(v1.memory().unwrap().limit, None);
-    assert_eq!(v2.memory().unwrap().limit, None);
+    assert_eq!(memory(&v1).unwrap().limit, None);
+    assert_eq!(memory(&v2).unwrap().limit, None);
     fs::remove_file(two.path().join("memory.current")).unwrap();
-    assert!(v2.memory().unwrap_err().to_string().contains("memory.current"));
-    let root = Group { path: PathBuf::new(), ..v2 };
-    let roots = Arc::new(Controller::ALL.map(|_| two.path().to_owned()));
-    let root = Group { hierarchies: Hierarchies { unified: true, roots }, ..root };
-    assert_eq!(root.memory().unwrap(), Memory { limit: None, ..expected });
+    assert!(memory(&v2).unwrap_err().to_string().contains("memory.current"));
+    let root = Cgroup::root(&hierarchies(two.path(), true));
+    assert_eq!(memory(&root).unwrap(), Memory { limit: None, ..expected });
 }
 
 #[test]
 fn everything_is_read_of_both_versions() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let read = |group: &Group, detail| {
-        let reading = group.open().unwrap().read(detail, &mut Reader::default());
+    let read = |group: &Cgroup, detail| {
+        let reading = group.read(detail, &mut Reader::default());
         Reading { at: k8s_openapi::jiff::Timestamp::UNIX_EPOCH, ..reading }
     };
     let (v1, v2) = (group(one.path(), false, V1), group(two.path(), true, V2));
@@ -161,6 +170,7 @@ fn everything_is_read_of_both_versions() {
     assert_eq!((io.read(), io.written(), io.reads(), io.writes()), (10, 20, 1, 2));
 
     for group in [&v1, &v2] {
+        assert_eq!(read(group, Detail::Load).tasks, None);
         let found = read(group, Detail::Usage);
         assert!(found.io.is_empty() && found.tasks.is_none() && found.pressure.cpu.is_none());
         assert_eq!(found.memory.unwrap().memory.working_set, 700);
@@ -171,7 +181,7 @@ fn everything_is_read_of_both_versions() {
 fn a_cpu_without_limits_has_none() {
     let dir = tempfile::tempdir().unwrap();
     let read = |files: &[(&str, &str)], unified| {
-        let group = group(dir.path(), unified, files).open().unwrap();
+        let group = group(dir.path(), unified, files);
         group.read(Detail::Everything, &mut Reader::default()).limits
     };
     let v1 = [("cpu.cfs_quota_us", "-1\n"), ("cpu.cfs_period_us", "100000\n")];
@@ -213,10 +223,48 @@ fn cgroups_below_are_found() {
         fs::create_dir(dir.path().join(name)).unwrap();
     }
     let files = [("memory.current", "1"), ("memory.stat", ""), ("cgroup.events", "")];
-    let group = group(dir.path(), true, &files).open().unwrap();
+    let group = group(dir.path(), true, &files);
     assert_eq!(group.children(), ["a", "b"]);
-    assert!(group.created().is_some());
-    assert!(group.child("a").is_ok());
-    let error = group.child("c").map(|_| ()).unwrap_err();
+    assert!(group.created().unwrap().is_some());
+    let error = group.child("c").created().unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    assert!(error.to_string().contains(&format!("{}/c/", group.path())), "{error}");
+    assert!(group.child("c").children().is_empty());
+}
+
+#[test]
+fn a_cgroup_that_a_hierarchy_lacks_is_found_in_the_others() {
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [memory, others] = dirs.each_ref().map(|dir| dir.path().to_str().unwrap().to_owned());
+    for (file, text) in [
+        ("cgroup.clone_children", "0\n"),
+        ("cgroup.procs", "12\n0\n345\n"),
+        ("cpuacct.usage", "5000\n"),
+    ] {
+        fs::create_dir_all(format!("{others}/pod/run")).unwrap();
+        fs::write(format!("{others}/pod/{file}"), text).unwrap();
+    }
+    let root = |controller| match controller {
+        Controller::Memory => memory.clone(),
+        _ => others.clone(),
+    };
+    let roots = Arc::new(Controller::ALL.map(root));
+    let pod = Cgroup::new(&Hierarchies { unified: false, roots }, Path::new("pod"));
+    assert_eq!(pod.path(), "/pod");
+    assert!(pod.created().unwrap().is_some());
+    assert_eq!(pod.children(), ["run"]);
+    assert_eq!(pod.processes(&mut Reader::default()), [12, 345]);
+    assert_eq!(figures(&pod), Figures { cpu: Some(5000), ..Figures::default() });
+}
+
+#[test]
+fn a_file_that_is_longer_than_the_buffer_is_read_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let lines = |count: u64| (0..count).map(|n| format!("8:{n} rbytes={n}\n")).collect::<String>();
+    for count in [0, 1, 300, 3000] {
+        let group = group(dir.path(), true, &[("io.stat", &lines(count))]);
+        let found = group.read(Detail::Everything, &mut Reader::default()).io;
+        assert_eq!(found.len() as u64, count);
+        assert!(found.last().is_none_or(|io| io.read() == count - 1));
+    }
 }

@@ -8,9 +8,9 @@ use longshore_pod::usage::Memory;
 pub enum Detail {
     /// CPU time, memory and swap.
     Usage,
-    /// Also what tasks wait for, how many there are, and the network.
+    /// Also what tasks wait for, how many processes there are, and the network.
     Load,
-    /// Also I/O, limits, throttling and what processes hold open.
+    /// Also I/O, limits, throttling, threads and what processes hold open.
     Everything,
 }
 

@@ -68,6 +68,11 @@ impl Backend {
         Ok(backend)
     }
 
+    /// The programs that this machine's administrator has chosen, whatever others use.
+    pub async fn chosen(limits: Limits) -> Result<Arc<Self>, Error> {
+        Self::unnamed(limits).await
+    }
+
     /// The programs of a variant, whatever this machine uses.
     pub async fn of(variant: Variant, limits: Limits) -> Result<Arc<Self>, Error> {
         let (_, version) = version(Some(variant)).await?;

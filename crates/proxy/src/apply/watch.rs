@@ -13,7 +13,7 @@ use super::{Error, Iptables, Table, Variant};
 use crate::netlink::{Changes, Netfilter};
 use crate::render::CANARY_CHAIN;
 
-/// The chain by which a flush is noticed.
+/// The chain by which kube-proxy notices a flush.
 pub const CANARY: &str = CANARY_CHAIN;
 
 /// Where jumps to our rules stand: such a chain has lost all its rules only when somebody took
@@ -35,8 +35,13 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Tell each time when tables were flushed, until dropped. Where the kernel tells of changes (nft)
 /// that is at once; else `mangle` is looked at every other second. All is looked at every
-/// `interval`.
-pub async fn watch(iptables: &Iptables, interval: Duration, mut flushed: impl FnMut()) {
+/// `interval`. `canary` is the watcher's own: it makes it, and nobody else removes it but by a flush.
+pub async fn watch(
+    iptables: &Iptables,
+    canary: &str,
+    interval: Duration,
+    mut flushed: impl FnMut(),
+) {
     let mut up = false;
     let mut lost = None;
     loop {
@@ -48,7 +53,7 @@ pub async fn watch(iptables: &Iptables, interval: Duration, mut flushed: impl Fn
                 Variant::Legacy => None,
             };
             for table in Table::ALL {
-                if !iptables.ensure_chain(table, CANARY).await? && up {
+                if !iptables.ensure_chain(table, canary).await? && up {
                     lost.get_or_insert(table);
                 }
             }
@@ -58,8 +63,10 @@ pub async fn watch(iptables: &Iptables, interval: Duration, mut flushed: impl Fn
                 flushed();
             }
             lost = Some(match guard {
-                Some(guard) => guard.wait(iptables, interval).await.map_err(Error::Netlink)?,
-                None => look(iptables, interval).await?,
+                Some(guard) => {
+                    guard.wait(iptables, canary, interval).await.map_err(Error::Netlink)?
+                }
+                None => look(iptables, canary, interval).await?,
             });
             Ok::<_, Error>(())
         };
@@ -81,11 +88,16 @@ impl Guard {
         Ok(Self { changes: nftables::changes()?, kernel: Netfilter::open()? })
     }
 
-    async fn wait(mut self, iptables: &Iptables, interval: Duration) -> io::Result<Table> {
+    async fn wait(
+        mut self,
+        iptables: &Iptables,
+        canary: &str,
+        interval: Duration,
+    ) -> io::Result<Table> {
         let mut ruled = [false; HOOKS.len()];
         loop {
             for table in Table::ALL {
-                if self.uses(iptables, table, CANARY).await?.is_none() {
+                if self.uses(iptables, table, canary).await?.is_none() {
                     return Ok(table);
                 }
             }
@@ -118,17 +130,17 @@ impl Guard {
 }
 
 /// Looks time and again.
-async fn look(iptables: &Iptables, interval: Duration) -> Result<Table, Error> {
+async fn look(iptables: &Iptables, canary: &str, interval: Duration) -> Result<Table, Error> {
     let glances = (interval.as_millis() / GLANCE.as_millis()).max(1);
     loop {
         for _ in 0..glances {
             sleep(GLANCE.min(interval)).await;
-            if !iptables.has_chain(Table::Mangle, CANARY).await? {
+            if !iptables.has_chain(Table::Mangle, canary).await? {
                 return Ok(Table::Mangle);
             }
         }
         for table in [Table::Nat, Table::Filter] {
-            if !iptables.has_chain(table, CANARY).await? {
+            if !iptables.has_chain(table, canary).await? {
                 return Ok(table);
             }
         }

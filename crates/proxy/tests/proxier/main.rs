@@ -109,7 +109,7 @@ async fn damage_is_repaired(variant: Variant, family: Family) {
 
     // A flush is noticed, and all is there again.
     let handle = it.backend.family(family);
-    let watching = watch(&handle, Duration::from_millis(500), || it.proxier.resync());
+    let watching = watch(&handle, CANARY, Duration::from_millis(500), || it.proxier.resync());
     let test = async {
         for table in Table::ALL {
             while !handle.has_chain(table, CANARY).await.unwrap() {

@@ -7,6 +7,8 @@ use longshore_cri::v1::{
 };
 use prost::Message;
 
+use super::message::decode;
+
 /// What a call is about; empty where that is not known.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Subject {
@@ -69,9 +71,4 @@ impl Subjects {
 struct Id {
     #[prost(string, tag = "1")]
     id: String,
-}
-
-/// A message of gRPC, after its flag and length. Ours are never compressed.
-fn decode<M: Message + Default>(body: &[u8]) -> Option<M> {
-    M::decode(body.get(5..)?).ok()
 }

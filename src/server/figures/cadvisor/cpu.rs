@@ -1,7 +1,7 @@
 //! CPU time, quotas, and what is waited for.
 
 use super::family::{Family, Subject, Values, counter, gauge, setting};
-use crate::stats::{Pressure, Stalls};
+use crate::stats::{Limits, Pressure, Stalls};
 
 /// States of tasks that upstream tells of.
 const STATES: [&str; 5] = ["iowaiting", "running", "sleeping", "stopped", "uninterruptible"];
@@ -19,6 +19,12 @@ fn waiting(subject: &Subject<'_>, values: &mut Values<'_, '_>, of: Resource) {
 fn stalled(subject: &Subject<'_>, values: &mut Values<'_, '_>, of: Resource) {
     if let Some(stalls) = of(&subject.reading().pressure) {
         values.add(stalls.full.total as f64 / 1e6);
+    }
+}
+
+fn limit(subject: &Subject<'_>, values: &mut Values<'_, '_>, of: fn(&Limits) -> Option<u64>) {
+    if let Some(limit) = of(&subject.reading().limits) {
+        values.add(limit as f64);
     }
 }
 
@@ -82,19 +88,13 @@ pub(super) static FAMILIES: &[Family] = &[
         STATES.iter().for_each(|state| values.add_of(&[("state", state)], 0.0));
     }),
     setting("container_spec_cpu_period", "CPU period of the container.", |subject, values| {
-        if let Some(period) = subject.reading().limits.period {
-            values.add(period as f64);
-        }
+        limit(subject, values, |limits| limits.period)
     }),
     setting("container_spec_cpu_quota", "CPU quota of the container.", |subject, values| {
-        if let Some(quota) = subject.reading().limits.quota {
-            values.add(quota as f64);
-        }
+        limit(subject, values, |limits| limits.quota)
     }),
     setting("container_spec_cpu_shares", "CPU share of the container.", |subject, values| {
-        if let Some(shares) = subject.reading().limits.shares {
-            values.add(shares as f64);
-        }
+        limit(subject, values, |limits| limits.shares)
     }),
     counter(
         "container_pressure_cpu_stalled_seconds_total",

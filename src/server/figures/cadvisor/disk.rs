@@ -24,9 +24,14 @@ fn by_disk(subject: &Subject<'_>, values: &mut Values<'_, '_>, of: fn(&Disk) -> 
     }
 }
 
-/// What a disk's device does; times are in milliseconds.
+/// What a disk's device does.
 fn activity(disk: &Disk, of: fn(&Activity) -> u64) -> Option<f64> {
     disk.activity.as_ref().map(|activity| of(activity) as f64)
+}
+
+/// How long; the kernel counts milliseconds.
+fn seconds(disk: &Disk, of: fn(&Activity) -> u64) -> Option<f64> {
+    Some(activity(disk, of)? / 1e3)
 }
 
 pub(super) static FAMILIES: &[Family] = &[
@@ -69,9 +74,7 @@ pub(super) static FAMILIES: &[Family] = &[
     counter(
         "container_fs_read_seconds_total",
         "Cumulative count of seconds spent reading",
-        |subject, values| {
-            by_disk(subject, values, |disk| Some(activity(disk, |a| a.read_time)? / 1e3));
-        },
+        |subject, values| by_disk(subject, values, |disk| seconds(disk, |a| a.read_time)),
     ),
     counter(
         "container_fs_writes_bytes_total",
@@ -96,9 +99,7 @@ pub(super) static FAMILIES: &[Family] = &[
     counter(
         "container_fs_write_seconds_total",
         "Cumulative count of seconds spent writing",
-        |subject, values| {
-            by_disk(subject, values, |disk| Some(activity(disk, |a| a.write_time)? / 1e3));
-        },
+        |subject, values| by_disk(subject, values, |disk| seconds(disk, |a| a.write_time)),
     ),
     gauge("container_fs_io_current", "Number of I/Os currently in progress", |subject, values| {
         by_disk(subject, values, |disk| activity(disk, |a| a.in_progress))
@@ -106,16 +107,12 @@ pub(super) static FAMILIES: &[Family] = &[
     counter(
         "container_fs_io_time_seconds_total",
         "Cumulative count of seconds spent doing I/Os",
-        |subject, values| {
-            by_disk(subject, values, |disk| Some(activity(disk, |a| a.busy)? / 1e3));
-        },
+        |subject, values| by_disk(subject, values, |disk| seconds(disk, |a| a.busy)),
     ),
     counter(
         "container_fs_io_time_weighted_seconds_total",
         "Cumulative weighted I/O time in seconds",
-        |subject, values| {
-            by_disk(subject, values, |disk| Some(activity(disk, |a| a.weighted)? / 1e3));
-        },
+        |subject, values| by_disk(subject, values, |disk| seconds(disk, |a| a.weighted)),
     ),
     counter("container_blkio_device_usage_total", "Blkio Device bytes usage", |subject, values| {
         for io in &subject.reading().io {

@@ -19,7 +19,7 @@ use self::types::{
     RlimitStats, RuntimeStats, VolumeHealthStats, VolumeStats,
 };
 use super::volumes::{Reading, Told};
-use super::{DISK_AGE, DISK_PATIENCE, FRESH, Figures};
+use super::{FRESH, Figures};
 use crate::stats::{
     Detail, Error, FileSystems, Group, Layers, PodDisk, PodGroup, RuntimeFileSystems, Snapshot,
 };
@@ -37,15 +37,14 @@ pub(super) async fn brief(figures: &Figures) -> Result<Summary, Error> {
 pub(super) async fn full(figures: &Figures) -> Result<Summary, Error> {
     let shared = &figures.shared;
     let pods = shared.desired.pods();
-    let age = shared.volumes_age.unwrap_or(DISK_AGE);
     let file_systems = async {
-        shared.stats.ask_runtime(DISK_AGE, DISK_PATIENCE).await;
+        shared.stats.ask_runtime(shared.disks).await;
         shared.stats.file_systems(FRESH).await
     };
     let (snapshot, file_systems, (disks, layers), lasting) = tokio::join!(
         figures.snapshot(Detail::Load),
         file_systems,
-        shared.stats.storage(&pods, age, DISK_PATIENCE),
+        shared.stats.storage(&pods, shared.disks),
         figures.lasting(&pods),
     );
     let snapshot = snapshot?;
@@ -59,7 +58,7 @@ pub(super) async fn full(figures: &Figures) -> Result<Summary, Error> {
         lasting,
         layers,
         specs,
-        volumes: shared.volumes_age.is_some(),
+        volumes: shared.tells_volumes,
     };
     let pods = snapshot.living().filter(|pod| !pod.containers.is_empty());
     let pods = pods.map(|pod| of_pod(pod, &storage)).collect();
