@@ -171,8 +171,7 @@ impl Volumes {
         let volumes = volumes.filter(|volume| volume.image.is_none());
         let set_ups = volumes.map(async |volume| {
             let persistent = self.persistent(pod, volume).await?;
-            let source = Source::of(volume, persistent.as_ref())
-                .map_err(|error| error.of_volume(error::SET_UP, &volume.name))?;
+            let source = Source::of(volume, persistent.as_ref())?;
             self.inner.metrics.wants(spec::uid(pod), &volume.name, source.plugin());
             let mounted = self.set_up(pod, volume, &source).await?;
             if source.outlives_pod() {

@@ -66,7 +66,7 @@ impl Ownership {
         self.apply_within(root, pod, announcer, FIRST_REPORT, REPORTS).await
     }
 
-    async fn apply_within(
+    pub(super) async fn apply_within(
         self,
         root: PathBuf,
         pod: &Pod,

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{
 };
 use serde::Serialize;
 
-use super::error::Error;
+use super::error::{self, Error};
 use super::persistent::Persistent;
 
 /// The kinds of volume that the node sets up.
@@ -28,7 +28,7 @@ impl<'a> Source<'a> {
         persistent: Option<&'a Persistent>,
     ) -> Result<Self, Error> {
         if volume.git_repo.is_some() {
-            return Err(Error::GitRepo);
+            return Err(Error::GitRepo.of_volume(error::SET_UP, &volume.name));
         }
         let source = persistent
             .map(Self::Persistent)

@@ -1,5 +1,5 @@
 //! Calls to a node's port 10250, for what only the node has: the output of its containers, and ways
-//! into them.
+//! into them; and connections to what pods serve.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -19,10 +19,12 @@ use rustls::crypto::CryptoProvider;
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
 
 use crate::pki::{self, Identity};
 use crate::server::{load, provider};
@@ -52,10 +54,13 @@ pub(crate) enum Error {
 pub(crate) struct KubeletClient {
     verifying: TlsConnector,
     trusting: TlsConnector,
+    /// To pods, which must not learn how nodes know this server.
+    unknown: TlsConnector,
     own: SocketAddr,
 }
 
-/// Where a node listens.
+/// Where a node, or a pod, listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     host: String,
     port: u16,
@@ -74,6 +79,11 @@ impl Endpoint {
         let port = node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"].as_u64();
         let port = port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
         Ok(Endpoint { host: host.to_owned(), port: port.unwrap_or(DEFAULT_PORT) })
+    }
+
+    /// A port of a pod.
+    pub(crate) fn of_pod(address: IpAddr, port: u16) -> Endpoint {
+        Endpoint { host: address.to_string(), port }
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -97,16 +107,17 @@ impl KubeletClient {
         ca: Option<&Path>,
         own: SocketAddr,
     ) -> pki::Result<KubeletClient> {
-        let trusting = connector(identity, Arc::new(TakeAny(provider())))?;
+        let trusting = connector(Some(identity), Arc::new(TakeAny(provider())))?;
+        let unknown = connector(None, Arc::new(TakeAny(provider())))?;
         let verifying = match ca {
             None => trusting.clone(),
             Some(ca) => {
                 let verifier =
                     WebPkiServerVerifier::builder_with_provider(roots(ca)?.into(), provider());
-                connector(identity, verifier.build().map_err(|error| invalid(ca, error))?)?
+                connector(Some(identity), verifier.build().map_err(|error| invalid(ca, error))?)?
             }
         };
-        Ok(KubeletClient { verifying, trusting, own })
+        Ok(KubeletClient { verifying, trusting, unknown, own })
     }
 
     /// `GET` a path with its query. Redirects are handed back, not followed.
@@ -127,7 +138,7 @@ impl KubeletClient {
     pub(crate) async fn send<B>(
         &self,
         endpoint: &Endpoint,
-        mut request: Request<B>,
+        request: Request<B>,
         skip_verification: bool,
     ) -> Result<Response<Incoming>, Error>
     where
@@ -135,20 +146,8 @@ impl KubeletClient {
         B::Data: Send,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let address = endpoint.authority();
-        let late = |_| Error::Timeout(address.clone());
         let stream = self.connect(endpoint, skip_verification).await?;
-        let http = |source| Error::Http { address: address.clone(), source };
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
-        // Ends when the answer's body has been read or dropped.
-        tokio::spawn(async move {
-            let _ = connection.await;
-        });
-        let host = HeaderValue::from_str(&address)
-            .map_err(|error| Error::Path(address.clone(), error.into()))?;
-        request.headers_mut().insert(header::HOST, host);
-        timeout(ANSWER_TIMEOUT, sender.send_request(request)).await.map_err(late)?.map_err(http)
+        exchange(stream, &endpoint.authority(), request).await
     }
 
     /// A connection to a node's port.
@@ -157,19 +156,36 @@ impl KubeletClient {
         endpoint: &Endpoint,
         skip_verification: bool,
     ) -> Result<TlsStream<TcpStream>, Error> {
-        let address = endpoint.authority();
-        let failed = |source| Error::Connect { address: address.clone(), source };
-        let name = ServerName::try_from(endpoint.host.clone())
-            .map_err(|error| failed(std::io::Error::other(error)))?;
         let connector = if skip_verification { &self.trusting } else { &self.verifying };
-        let connecting = async {
-            let target = self.resolve(endpoint).await?;
-            let stream = TcpStream::connect(target).await.map_err(failed)?;
-            stream.set_nodelay(true).map_err(failed)?;
-            connector.connect(name, stream).await.map_err(failed)
-        };
-        let late = |_| Error::Timeout(address.clone());
-        timeout(CONNECT_TIMEOUT, connecting).await.map_err(late)?
+        in_time(endpoint, async {
+            let stream = self.dial(endpoint).await?;
+            secure(connector, endpoint, stream).await
+        })
+        .await
+    }
+
+    /// A connection to a pod's port, which knows nothing of this server.
+    pub(crate) async fn connect_to_pod(
+        &self,
+        endpoint: &Endpoint,
+        is_tls: bool,
+    ) -> Result<Either<TcpStream, TlsStream<TcpStream>>, Error> {
+        in_time(endpoint, async {
+            let stream = self.dial(endpoint).await?;
+            match is_tls {
+                true => secure(&self.unknown, endpoint, stream).await.map(Either::Right),
+                false => Ok(Either::Left(stream)),
+            }
+        })
+        .await
+    }
+
+    async fn dial(&self, endpoint: &Endpoint) -> Result<TcpStream, Error> {
+        let failed = |source| Error::Connect { address: endpoint.authority(), source };
+        let target = self.resolve(endpoint).await?;
+        let stream = TcpStream::connect(target).await.map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        Ok(stream)
     }
 
     /// The address to dial. It is looked up once, so that what was checked is what is dialled.
@@ -181,6 +197,51 @@ impl KubeletClient {
         let target = found.find(|target| may_be_a_node(*target, self.own));
         target.ok_or_else(|| Error::Forbidden(address.clone()))
     }
+}
+
+async fn in_time<T>(
+    endpoint: &Endpoint,
+    connecting: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let late = |_| Error::Timeout(endpoint.authority());
+    timeout(CONNECT_TIMEOUT, connecting).await.map_err(late)?
+}
+
+async fn secure(
+    connector: &TlsConnector,
+    endpoint: &Endpoint,
+    stream: TcpStream,
+) -> Result<TlsStream<TcpStream>, Error> {
+    let failed = |source| Error::Connect { address: endpoint.authority(), source };
+    let name = ServerName::try_from(endpoint.host.clone())
+        .map_err(|error| failed(std::io::Error::other(error)))?;
+    connector.connect(name, stream).await.map_err(failed)
+}
+
+/// Sends a request, of whose URI only path and query count, on a connection that is its own.
+pub(crate) async fn exchange<S, B>(
+    stream: S,
+    address: &str,
+    mut request: Request<B>,
+) -> Result<Response<Incoming>, Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let late = |_| Error::Timeout(address.to_owned());
+    let http = |source| Error::Http { address: address.to_owned(), source };
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
+    // Ends when the answer's body has been read or dropped.
+    tokio::spawn(async move {
+        let _ = connection.await;
+    });
+    let host = HeaderValue::from_str(address)
+        .map_err(|error| Error::Path(address.to_owned(), error.into()))?;
+    request.headers_mut().insert(header::HOST, host);
+    timeout(ANSWER_TIMEOUT, sender.send_request(request)).await.map_err(late)?.map_err(http)
 }
 
 /// Whether that may be a node's port. Nodes write their addresses themselves: one that names this
@@ -202,17 +263,22 @@ fn invalid(path: &Path, error: impl std::fmt::Display) -> pki::Error {
 }
 
 fn connector(
-    identity: &Identity,
+    identity: Option<&Identity>,
     verifier: Arc<dyn ServerCertVerifier>,
 ) -> pki::Result<TlsConnector> {
-    let (chain, key) = load(identity)?;
+    let path = identity.map_or(Path::new(""), |identity| &identity.certificate);
     let config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
-        .map_err(|error| invalid(&identity.certificate, error))?
+        .map_err(|error| invalid(path, error))?
         .dangerous()
-        .with_custom_certificate_verifier(verifier)
-        .with_client_auth_cert(chain, key)
-        .map_err(|error| invalid(&identity.certificate, error))?;
+        .with_custom_certificate_verifier(verifier);
+    let config = match identity {
+        None => config.with_no_client_auth(),
+        Some(identity) => {
+            let (chain, key) = load(identity)?;
+            config.with_client_auth_cert(chain, key).map_err(|error| invalid(path, error))?
+        }
+    };
     Ok(TlsConnector::from(Arc::new(config)))
 }
 

@@ -12,6 +12,7 @@ mod certificates;
 mod cidr;
 pub mod discovery;
 pub mod facts;
+mod gates;
 mod kubelet;
 mod object;
 pub mod openapi;
@@ -28,6 +29,7 @@ pub mod status;
 pub mod table;
 mod tasks;
 mod tokens;
+mod volumes;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -41,6 +43,7 @@ use tokio_util::sync::CancellationToken;
 pub use auth::AuthenticationConfig;
 pub use authz::Mode;
 pub use cidr::{Cidr, CidrError};
+pub use gates::FeatureGates;
 pub use tokens::TokenConfig;
 
 use crate::auth::Authenticator;
@@ -87,6 +90,12 @@ pub struct Config {
     pub approve_kubelet_serving: bool,
     /// How long certificates that the cluster signs are good for, at most.
     pub signing_duration: Duration,
+    /// Whether claims are bound to volumes here, rather than by a controller manager.
+    pub bind_volumes: bool,
+    /// Whether data of hostPath volumes below `/tmp` of this machine is deleted with the volume.
+    pub delete_host_paths: bool,
+    /// What is there only when it is asked for.
+    pub gates: FeatureGates,
 }
 
 /// Why an apiserver did not start.
@@ -117,6 +126,8 @@ pub struct Server {
     api: Arc<Api>,
     pki: Pki,
     signing: certificates::Settings,
+    /// How to look after volumes; nobody here does without it.
+    volumes: Option<volumes::Settings>,
     compaction_interval: Duration,
     admin_kubeconfig: PathBuf,
     stop: CancellationToken,
@@ -177,7 +188,8 @@ impl Server {
         let kubelet =
             KubeletClient::new(&kubelet_client, config.kubelet_ca.as_deref(), advertised)?;
         let authenticator = Authenticator::new(&config.authentication, api.clone())?;
-        let router = Arc::new(Router::new(api.clone(), authenticator, kubelet, stop.clone()));
+        let router = Router::new(api.clone(), authenticator, kubelet, config.gates, stop.clone());
+        let router = Arc::new(router);
         Ok(Server {
             listener,
             address,
@@ -189,6 +201,9 @@ impl Server {
                 approve_serving: config.approve_kubelet_serving,
                 life: config.signing_duration,
             },
+            volumes: config
+                .bind_volumes
+                .then_some(volumes::Settings { delete_host_paths: config.delete_host_paths }),
             compaction_interval: config.compaction_interval,
             admin_kubeconfig,
             stop,
@@ -218,6 +233,11 @@ impl Server {
             authz::aggregate(&self.api, parts.clone()),
             certificates::run(&self.api, &self.pki, self.signing, parts.clone()),
             tasks::namespaces::run(&self.api, parts.clone()),
+            async {
+                if let Some(settings) = self.volumes {
+                    volumes::run(&self.api, settings, parts.clone()).await;
+                }
+            },
             tasks::bootstrap::keep(&self.api, parts.clone()),
             serviceaccounts::run(&self.api, parts.clone()),
             tasks::compaction::run(

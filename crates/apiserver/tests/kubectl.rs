@@ -3,83 +3,12 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 use std::time::Duration;
 
-use common::*;
+use common::kubectl::kubectl;
 use serde_json::{Value, json};
-
-struct Kubectl {
-    daemon: Daemon,
-}
-
-impl Kubectl {
-    /// `None`, said aloud, where there is no kubectl that this apiserver is made for.
-    fn new() -> Option<Kubectl> {
-        let version = Command::new("kubectl").args(["version", "--client", "-o", "json"]).output();
-        let version: Value =
-            version.ok().and_then(|output| serde_json::from_slice(&output.stdout).ok())?;
-        let text = version["clientVersion"]["minor"].as_str().unwrap_or_default();
-        let minor: u32 = text.trim_end_matches('+').parse().unwrap_or(0);
-        if minor < 32 {
-            return None;
-        }
-        Some(Kubectl { daemon: Daemon::start(&[]) })
-    }
-
-    fn command(&self, line: &str) -> Command {
-        let mut command = Command::new("kubectl");
-        command.env("KUBECONFIG", self.daemon.kubeconfig()).env("HOME", self.daemon.dir.path());
-        command.args(line.split_whitespace());
-        command
-    }
-
-    fn run(&self, line: &str, input: &str) -> (bool, String, String) {
-        let mut child = self
-            .command(line)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-        let output = child.wait_with_output().unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        (output.status.success(), text(output.stdout), text(output.stderr))
-    }
-
-    /// Must succeed; standard output.
-    fn ok(&self, line: &str) -> String {
-        self.ok_with(line, "")
-    }
-
-    fn ok_with(&self, line: &str, input: &str) -> String {
-        let (success, output, error) = self.run(line, input);
-        assert!(success, "kubectl {line}: {error}\n{}", self.daemon.log());
-        output
-    }
-
-    /// Must fail; standard error.
-    fn fails(&self, line: &str, input: &str) -> String {
-        let (success, output, error) = self.run(line, input);
-        assert!(!success, "kubectl {line}: {output}");
-        error
-    }
-}
-
-/// The test's kubectl, or an early and visible end of the test.
-macro_rules! kubectl {
-    () => {
-        match Kubectl::new() {
-            Some(kubectl) => kubectl,
-            None => {
-                eprintln!("SKIPPED: no kubectl of at least 1.32 in PATH");
-                return;
-            }
-        }
-    };
-}
 
 const POD: &str = r#"
 apiVersion: v1

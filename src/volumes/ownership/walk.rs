@@ -3,16 +3,17 @@
 //! whatever a container that uses it does meanwhile.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, chmod, chownat, fchmod, fchown, fstat, openat,
-    statat,
+    AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, chmodat, chownat, fchmod, fchown, fstat,
+    openat, statat,
 };
 use rustix::io::Errno;
+use rustix::path::DecInt;
 use tracing::warn;
 
 use crate::volumes::error::Error;
@@ -42,6 +43,9 @@ struct Job {
 struct Queue {
     state: Mutex<State>,
     news: Condvar,
+    /// The directory of this process's descriptors: by it, a mode is changed through an open file
+    /// that cannot be read.
+    descriptors: OwnedFd,
 }
 
 struct State {
@@ -64,7 +68,7 @@ pub(in crate::volumes) fn change(
     let stat = fstat(&fd).map_err(fail)?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
         let fd = Arc::new(fd.try_clone().map_err(|error| Error::io("open", root, error))?);
-        let queue = Queue::new(Job { parent: fd, name: c".".to_owned() });
+        let queue = Queue::new(Job { parent: fd, name: c".".to_owned() }).map_err(fail)?;
         std::thread::scope(|scope| {
             for _ in 1..threads.max(1) {
                 // With fewer threads than wanted it takes longer, and no more.
@@ -100,7 +104,13 @@ impl Change {
     }
 
     /// Changes one name of an open directory.
-    fn apply(self, dir: &OwnedFd, name: &CStr, mode: u32, group: u32) -> Result<(), Errno> {
+    fn apply(
+        self,
+        (dir, name): (&OwnedFd, &CStr),
+        mode: u32,
+        group: u32,
+        descriptors: &OwnedFd,
+    ) -> Result<(), Errno> {
         let strange = group != self.group;
         if strange {
             let group = Some(Gid::from_raw(self.group));
@@ -116,14 +126,17 @@ impl Change {
         // would follow.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(dir, name, flags, Mode::empty())?;
-        chmod(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()), wanted)
+        let number = DecInt::from_fd(file.as_fd());
+        chmodat(descriptors, number.as_c_str(), wanted, AtFlags::empty())
     }
 }
 
 impl Queue {
-    fn new(first: Job) -> Self {
+    fn new(first: Job) -> Result<Self, Errno> {
         let state = State { jobs: vec![first], open: 1, error: None };
-        Self { state: Mutex::new(state), news: Condvar::new() }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let descriptors = openat(CWD, "/proc/self/fd", flags, Mode::empty())?;
+        Ok(Self { state: Mutex::new(state), news: Condvar::new(), descriptors })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -183,7 +196,7 @@ impl Queue {
                 Err(Errno::NOENT) => continue,
                 stat => stat?,
             };
-            match change.apply(&dir, name, stat.st_mode, stat.st_gid) {
+            match change.apply((&dir, name), stat.st_mode, stat.st_gid, &self.descriptors) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(errno) => note("group", Path::new(&*name.to_string_lossy()), errno),
             }

@@ -5,8 +5,14 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
-use super::{Done, Root};
+use serde_json::json;
+
+use super::{Done, Root, pod};
+use crate::events::Recorder;
+use crate::objects::fake::FakeApi;
+use crate::runtime::Announcer;
 use crate::volumes::ownership::{Change, Ownership};
 
 const GROUP: u32 = 4321;
@@ -139,4 +145,34 @@ fn links_that_come_and_go_lead_nowhere_outside() {
         (outside.gid(), outside.mode() & 0o777),
         (fs::metadata(&path).unwrap().gid(), 0o600)
     );
+}
+
+#[tokio::test]
+async fn a_walk_that_takes_long_is_told() {
+    let (root, api) = (Root::new(), FakeApi::start().await);
+    for number in 0..3000 {
+        root.write(&format!("uid-1/volume/{number}"), "x");
+    }
+    let (recorder, _writing) = Recorder::start(Some(api.client()), "n1");
+    let (announcer, pod) = (Announcer::new(recorder), pod(json!({"containers": []})));
+    let volume = root.join("uid-1/volume");
+    let ownership = Ownership::new(GROUP, false, false);
+    // From the first moment on, and then after each millisecond.
+    let (first, then) = (Duration::ZERO, Duration::from_millis(1));
+    ownership.apply_within(volume.clone(), &pod, &announcer, first, then).await.unwrap();
+    assert_eq!(of(&volume.join("7")).0, GROUP);
+    let told = async || loop {
+        let requests = api.requests();
+        let event = requests
+            .iter()
+            .map(|(_, body)| body)
+            .find(|body| body["reason"] == "VolumePermissionChangeInProgress");
+        if let Some(event) = event {
+            return event["message"].as_str().unwrap().to_owned();
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    let message = tokio::time::timeout(Duration::from_secs(10), told()).await.unwrap();
+    let expected = "Setting volume ownership for uid-1/volume is taking longer than expected";
+    assert!(message.starts_with(expected), "{message}");
 }

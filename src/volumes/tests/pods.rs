@@ -268,7 +268,7 @@ async fn errors_name_volume_and_reason() {
         ),
         (
             json!({"glusterfs": {"endpoints": "e", "path": "p"}}),
-            set_up("volume \"v\": kind glusterfs is not supported yet"),
+            "volume \"v\": kind glusterfs is not supported yet".to_owned(),
         ),
     ];
     for (mut source, expected) in cases {

@@ -1,11 +1,13 @@
 //! What is decided about an object beyond its own rules: whether its namespace takes it, what a
-//! node may write, and what the cluster fills in (priorities, tolerations, service addresses).
+//! node may write, and what the cluster fills in (priorities, tolerations, service addresses, classes
+//! of storage).
 //! `operations` asks before each write.
 
 pub(crate) mod namespaces;
 pub(crate) mod node_restriction;
 pub(crate) mod pods;
 pub(crate) mod services;
+pub(crate) mod storage;
 #[cfg(test)]
 mod tests;
 

@@ -37,6 +37,8 @@ const CSI_NODE: &str = "can only access CSINode with the same name as the reques
 const NODE_SIGNERS: [&str; 2] =
     ["kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client-kubelet"];
 
+const CLAIM_STATUS: &str = "may only update PVC status";
+
 type Admitted = Result<(), StatusError>;
 
 fn refuse_if(resource: &Resource, name: &str, fault: Option<String>) -> Admitted {
@@ -83,6 +85,7 @@ pub(crate) fn admit_create(
                 Some(format!("node {node:?} is not allowed to set the following labels: {labels}"))
             }
             "CertificateSigningRequest" => signing_request_fault(node, &new["spec"]),
+            "PersistentVolumeClaim" => Some(CLAIM_STATUS.into()),
             _ => None,
         });
     refuse_if(resource, name, fault)
@@ -165,9 +168,28 @@ pub(crate) fn admit_update(
             )),
             ("Pod", subresource) => Some(unexpected(subresource)),
             ("Node", _) => node_fault(node, new, old),
+            ("PersistentVolumeClaim", "status") => claim_fault(node, new, old),
+            ("PersistentVolumeClaim", _) => Some(CLAIM_STATUS.into()),
             _ => None,
         });
     refuse_if(resource, name, fault)
+}
+
+/// A node tells how large a claim's volume has become, and nothing else of it.
+fn claim_fault(node: &str, new: &Value, old: &Value) -> Option<String> {
+    const OWN: [&str; 4] =
+        ["capacity", "conditions", "allocatedResources", "allocatedResourceStatuses"];
+    let others = |claim: &Value| {
+        let mut claim = claim.clone();
+        object::metadata_mut(&mut claim).remove("resourceVersion");
+        object::child_mut(&mut claim, "status").retain(|field, _| !OWN.contains(&field.as_str()));
+        claim
+    };
+    (!same(&others(new), &others(old))).then(|| {
+        format!(
+            "node {node:?} is not allowed to update fields other than status.quantity and status.conditions"
+        )
+    })
 }
 
 fn pod_status_fault(node: &str, new: &Value, old: &Value) -> Option<String> {
@@ -232,11 +254,12 @@ pub(crate) fn admit_delete(node: &str, resource: &Resource, old: &Value) -> Admi
     let name = object::name(old);
     let fault = unnamed(node)
         .or_else(|| not_own(node, resource, object::namespace(old), name))
-        .or_else(|| {
-            let is_foreign = resource.kind == "Pod" && old["spec"]["nodeName"] != node;
-            is_foreign.then(|| {
-                format!("node {node:?} can only delete pods with spec.nodeName set to itself")
-            })
+        .or_else(|| match resource.kind {
+            "Pod" if old["spec"]["nodeName"] != node => {
+                Some(format!("node {node:?} can only delete pods with spec.nodeName set to itself"))
+            }
+            "PersistentVolumeClaim" => Some(CLAIM_STATUS.into()),
+            _ => None,
         });
     refuse_if(resource, name, fault)
 }

@@ -6,12 +6,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgAction, Args, Parser, Subcommand};
 
 pub use authentication::AuthenticationArgs;
 
 use crate::pki::Identity;
-use crate::{Cidr, Mode};
+use crate::{Cidr, FeatureGates, Mode};
 
 /// How often old revisions are forgotten.
 const COMPACTION_INTERVAL: Duration = Duration::from_secs(300);
@@ -121,6 +121,17 @@ pub struct ServeArgs {
     /// How long certificates that the cluster signs are good for, at most
     #[arg(long, value_name = "DURATION", default_value = "8760h0m0s", value_parser = duration)]
     pub cluster_signing_duration: Duration,
+    /// Bind claims to volumes, make claims of ephemeral volumes, and ask for volumes to be attached:
+    /// false where a controller manager does that
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub bind_volumes: bool,
+    /// Delete what is below /tmp on this machine with the hostPath volume that it is of
+    #[arg(long)]
+    pub delete_host_paths: bool,
+    /// What is there only when it is asked for: PodLogsQuerySplitStreams=true
+    #[arg(long, value_name = "NAME=BOOL,…", default_value = "", hide_default_value = true)]
+    pub feature_gates: FeatureGates,
     /// How long events are kept, such as 1h0m0s
     #[arg(long, value_name = "DURATION", default_value = "1h0m0s", value_parser = duration)]
     pub event_ttl: Duration,
@@ -198,6 +209,9 @@ impl ServeArgs {
             authorization: self.authorization_mode.clone(),
             approve_kubelet_serving: self.approve_kubelet_serving,
             signing_duration: self.cluster_signing_duration,
+            bind_volumes: self.bind_volumes,
+            delete_host_paths: self.delete_host_paths,
+            gates: self.feature_gates,
         })
     }
 
@@ -267,6 +281,8 @@ mod tests {
         assert_eq!(config.tokens.audiences, ["x", "y"]);
         assert_eq!((config.tokens.key_files.len(), config.tokens.max_expiration), (2, Some(7200)));
         assert!(parse("--anonymous-auth").unwrap().serve.authentication.anonymous_auth);
+        assert!(parse("").unwrap().serve.bind_volumes);
+        assert!(!parse("--bind-volumes=false").unwrap().serve.bind_volumes);
         assert_eq!(parse("--v=2 --data-dir=d").unwrap().serve.store(), "d/longshore.db");
     }
 
@@ -285,6 +301,9 @@ mod tests {
             ("--kubelet-client-key=a", "--kubelet-client-certificate"),
             ("--etcd-servers=a --data-dir=b", "--data-dir"),
             ("--anonymous-auth=perhaps", "--anonymous-auth"),
+            ("--bind-volumes=perhaps", "--bind-volumes"),
+            ("--feature-gates=None=true", "--feature-gates"),
+            ("--feature-gates=PodLogsQuerySplitStreams=perhaps", "--feature-gates"),
             (
                 "--service-account-max-token-expiration=10m",
                 "--service-account-max-token-expiration",

@@ -22,7 +22,7 @@ fn authorizer(objects: &[Value]) -> Authorizer {
     aggregation::complete(&mut all);
     for object in &all {
         match object["kind"].as_str().unwrap() {
-            "Pod" => authorizer.nodes.put(object),
+            "Pod" | "PersistentVolume" | "VolumeAttachment" => authorizer.nodes.put(object),
             _ => authorizer.rbac.put(object),
         }
     }

@@ -69,8 +69,35 @@ pub(crate) fn admit_update(
     };
     // The old object's: a request cannot be moved to a signer that suits.
     let signer = text(&old["spec"]["signerName"]);
+    if may(authorizer, user, verb, signer) {
+        return Ok(());
+    }
+    let why = format!("user not permitted to {verb} requests with signerName {signer:?}");
+    Err(StatusError::forbidden(resource, object::name(old), &why))
+}
+
+/// Who says what a signer's certificates are must be allowed to `attest` for it.
+pub(crate) fn admit_attest(
+    authorizer: &Authorizer,
+    user: &User,
+    resource: &Resource,
+    bundle: &Value,
+) -> Result<(), StatusError> {
+    let signer = text(&bundle["spec"]["signerName"]);
+    if resource.kind != "ClusterTrustBundle"
+        || signer.is_empty()
+        || may(authorizer, user, "attest", signer)
+    {
+        return Ok(());
+    }
+    let why = format!("user not permitted to attest for signerName {signer:?}");
+    Err(StatusError::forbidden(resource, object::name(bundle), &why))
+}
+
+/// Whether the user may do this for the signer, or for all of its domain.
+fn may(authorizer: &Authorizer, user: &User, verb: &str, signer: &str) -> bool {
     let domain = signer.split('/').next().unwrap_or_default();
-    let may = |name: &str| {
+    [signer, &format!("{domain}/*")].into_iter().any(|name| {
         let target = ResourceTarget {
             group: "certificates.k8s.io",
             resource: "signers",
@@ -78,10 +105,5 @@ pub(crate) fn admit_update(
             ..ResourceTarget::default()
         };
         authorizer.decide(&Access { user, verb, target: Target::Resource(target) }).is_allowed()
-    };
-    if may(signer) || may(&format!("{domain}/*")) {
-        return Ok(());
-    }
-    let why = format!("user not permitted to {verb} requests with signerName {signer:?}");
-    Err(StatusError::forbidden(resource, object::name(old), &why))
+    })
 }

@@ -5,6 +5,7 @@
 //! refused, since their signatures cannot be checked.
 
 mod access;
+mod bundle;
 mod checks;
 mod request;
 mod task;
@@ -12,7 +13,8 @@ mod task;
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;
 
-pub(crate) use self::access::{admit_create, admit_update, stamp};
+pub(crate) use self::access::{admit_attest, admit_create, admit_update, stamp};
+pub(crate) use self::bundle::trust_anchors;
 pub(crate) use self::checks::Signer;
 pub(crate) use self::request::{Request, check_issued};
 pub(crate) use self::task::{Settings, run};

@@ -48,31 +48,40 @@ pub fn api_versions(server_address: &str) -> Value {
     })
 }
 
-/// The named groups, in order of their first resource; one version each.
-fn group_versions() -> Vec<(&'static str, &'static str)> {
-    let mut list: Vec<_> =
-        RESOURCES.iter().map(|r| (r.group, r.version)).filter(|(g, _)| !g.is_empty()).collect();
-    list.dedup();
-    list
+/// The named groups, in order of their first resource, with their versions, the preferred one first.
+fn named_groups() -> Vec<(&'static str, Vec<&'static str>)> {
+    let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
+    for resource in RESOURCES.iter().filter(|resource| !resource.group.is_empty()) {
+        match groups.iter_mut().find(|(group, _)| *group == resource.group) {
+            Some((_, versions)) if versions.contains(&resource.version) => {}
+            Some((_, versions)) => versions.push(resource.version),
+            None => groups.push((resource.group, vec![resource.version])),
+        }
+    }
+    groups
 }
 
-fn group_value(group: &str, version: &str) -> Value {
-    let version = json!({"groupVersion": format!("{group}/{version}"), "version": version});
-    json!({"name": group, "versions": [version], "preferredVersion": version})
+fn group_value(group: &str, versions: &[&str]) -> Value {
+    let versions: Vec<Value> = versions
+        .iter()
+        .map(|version| json!({"groupVersion": format!("{group}/{version}"), "version": version}))
+        .collect();
+    json!({"name": group, "preferredVersion": versions.first(), "versions": versions})
 }
 
 /// `/apis`.
 #[must_use]
 pub fn groups() -> Value {
-    let groups: Vec<Value> = group_versions().into_iter().map(|(g, v)| group_value(g, v)).collect();
+    let groups: Vec<Value> =
+        named_groups().iter().map(|(group, versions)| group_value(group, versions)).collect();
     json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
 }
 
 /// `/apis/GROUP`; `None` when the group is not served.
 #[must_use]
 pub fn group(group: &str) -> Option<Value> {
-    let (name, version) = group_versions().into_iter().find(|(g, _)| *g == group)?;
-    let mut value = group_value(name, version);
+    let (name, versions) = named_groups().into_iter().find(|(name, _)| *name == group)?;
+    let mut value = group_value(name, &versions);
     value["kind"] = "APIGroup".into();
     value["apiVersion"] = "v1".into();
     Some(value)
@@ -141,8 +150,9 @@ fn subresource_value(resource: &Resource, subresource: &Subresource) -> Value {
 /// Aggregated discovery of `/api` (`core`) or of `/apis`.
 #[must_use]
 pub fn aggregated(core: bool) -> Value {
-    let versions = if core { vec![("", "v1")] } else { group_versions() };
-    let items: Vec<Value> = versions.into_iter().map(|(g, v)| aggregated_group(g, v)).collect();
+    let groups = if core { vec![("", vec!["v1"])] } else { named_groups() };
+    let items: Vec<Value> =
+        groups.iter().map(|(group, versions)| aggregated_group(group, versions)).collect();
     json!({
         "kind": "APIGroupDiscoveryList",
         "apiVersion": "apidiscovery.k8s.io/v2",
@@ -151,13 +161,14 @@ pub fn aggregated(core: bool) -> Value {
     })
 }
 
-fn aggregated_group(group: &str, version: &str) -> Value {
-    let resources: Vec<Value> = served(group, version).map(aggregated_resource).collect();
+fn aggregated_group(group: &str, versions: &[&str]) -> Value {
+    let version = |version: &&str| {
+        let resources: Vec<Value> = served(group, version).map(aggregated_resource).collect();
+        json!({"version": version, "resources": resources, "freshness": "Current"})
+    };
+    let versions: Vec<Value> = versions.iter().map(version).collect();
     let metadata = if group.is_empty() { json!({}) } else { json!({"name": group}) };
-    json!({
-        "metadata": metadata,
-        "versions": [{"version": version, "resources": resources, "freshness": "Current"}],
-    })
+    json!({"metadata": metadata, "versions": versions})
 }
 
 fn aggregated_resource(resource: &'static Resource) -> Value {
@@ -212,7 +223,8 @@ mod tests {
                 "discovery.k8s.io",
                 "events.k8s.io",
                 "node.k8s.io",
-                "rbac.authorization.k8s.io"
+                "rbac.authorization.k8s.io",
+                "storage.k8s.io"
             ]
         );
         for name in names {
@@ -220,6 +232,12 @@ mod tests {
             assert_eq!(one["preferredVersion"]["groupVersion"], format!("{name}/v1"));
             assert_eq!(resources(name, "v1").unwrap()["groupVersion"], format!("{name}/v1"));
         }
+        let versions = &group("certificates.k8s.io").unwrap()["versions"];
+        let versions: Vec<&str> =
+            versions.as_array().unwrap().iter().map(|v| v["version"].as_str().unwrap()).collect();
+        assert_eq!(versions, ["v1", "v1beta1"]);
+        let beta = resources("certificates.k8s.io", "v1beta1").unwrap();
+        assert_eq!(beta["resources"][0]["name"], "clustertrustbundles");
         assert_eq!(group("apps"), None);
         assert_eq!(group(""), None);
         assert_eq!(resources("", "v2"), None);
@@ -255,7 +273,9 @@ mod tests {
         assert_eq!(pods["scope"], "Namespaced");
         assert_eq!(find(&pods["subresources"], "subresource", "log")["verbs"], json!(["get"]));
         let named = aggregated(false);
-        assert_eq!(named["items"].as_array().unwrap().len(), 8);
+        assert_eq!(named["items"].as_array().unwrap().len(), 9);
+        let csr = &named["items"][2]["versions"];
+        assert_eq!((&csr[0]["version"], &csr[1]["version"]), (&json!("v1"), &json!("v1beta1")));
         assert_eq!(named["items"][3]["metadata"]["name"], "coordination.k8s.io");
     }
 }

@@ -166,6 +166,10 @@ const fn review(
     Resource { group, namespaced: false, verbs: CREATE, ..core(plural, singular, kind, "") }
 }
 
+const fn storage(plural: &'static str, singular: &'static str, kind: &'static str) -> Resource {
+    Resource { group: "storage.k8s.io", namespaced: false, ..core(plural, singular, kind, plural) }
+}
+
 const SIGNING_REQUEST: Gvk = Gvk::v1("certificates.k8s.io", "CertificateSigningRequest");
 
 const fn rbac(plural: &'static str, singular: &'static str, kind: &'static str) -> Resource {
@@ -200,6 +204,22 @@ pub static RESOURCES: &[Resource] = &[
         ..core("nodes", "node", "Node", "minions")
     },
     Resource {
+        short_names: &["pvc"],
+        subresources: &[status("PersistentVolumeClaim")],
+        ..core(
+            "persistentvolumeclaims",
+            "persistentvolumeclaim",
+            "PersistentVolumeClaim",
+            "persistentvolumeclaims",
+        )
+    },
+    Resource {
+        short_names: &["pv"],
+        namespaced: false,
+        subresources: &[status("PersistentVolume")],
+        ..core("persistentvolumes", "persistentvolume", "PersistentVolume", "persistentvolumes")
+    },
+    Resource {
         short_names: &["po"],
         categories: &["all"],
         subresources: &[
@@ -214,6 +234,7 @@ pub static RESOURCES: &[Resource] = &[
                 gvk: Gvk::core("PodPortForwardOptions"),
                 verbs: CONNECT,
             },
+            Subresource { name: "proxy", gvk: Gvk::core("PodProxyOptions"), verbs: PROXY },
             Subresource { name: "resize", gvk: Gvk::core("Pod"), verbs: READ_WRITE },
             status("Pod"),
         ],
@@ -248,7 +269,10 @@ pub static RESOURCES: &[Resource] = &[
     Resource {
         short_names: &["svc"],
         categories: &["all"],
-        subresources: &[status("Service")],
+        subresources: &[
+            Subresource { name: "proxy", gvk: Gvk::core("ServiceProxyOptions"), verbs: PROXY },
+            status("Service"),
+        ],
         ..core("services", "service", "Service", "services/specs")
     },
     review("authentication.k8s.io", "selfsubjectreviews", "selfsubjectreview", "SelfSubjectReview"),
@@ -295,6 +319,17 @@ pub static RESOURCES: &[Resource] = &[
             "certificatesigningrequests",
         )
     },
+    Resource {
+        group: "certificates.k8s.io",
+        version: "v1beta1",
+        namespaced: false,
+        ..core(
+            "clustertrustbundles",
+            "clustertrustbundle",
+            "ClusterTrustBundle",
+            "clustertrustbundles",
+        )
+    },
     Resource { group: "coordination.k8s.io", ..core("leases", "lease", "Lease", "leases") },
     Resource {
         group: "discovery.k8s.io",
@@ -318,4 +353,23 @@ pub static RESOURCES: &[Resource] = &[
     Resource { namespaced: false, ..rbac("clusterroles", "clusterrole", "ClusterRole") },
     rbac("rolebindings", "rolebinding", "RoleBinding"),
     rbac("roles", "role", "Role"),
+    Resource { counts_generation: true, ..storage("csidrivers", "csidriver", "CSIDriver") },
+    storage("csinodes", "csinode", "CSINode"),
+    Resource {
+        namespaced: true,
+        ..storage("csistoragecapacities", "csistoragecapacity", "CSIStorageCapacity")
+    },
+    Resource { short_names: &["sc"], ..storage("storageclasses", "storageclass", "StorageClass") },
+    Resource {
+        subresources: &[Subresource {
+            name: "status",
+            gvk: Gvk::v1("storage.k8s.io", "VolumeAttachment"),
+            verbs: READ_WRITE,
+        }],
+        ..storage("volumeattachments", "volumeattachment", "VolumeAttachment")
+    },
+    Resource {
+        short_names: &["vac"],
+        ..storage("volumeattributesclasses", "volumeattributesclass", "VolumeAttributesClass")
+    },
 ];

@@ -21,7 +21,7 @@ fn references(value: &Value, found: &mut Vec<String>) {
 fn every_document_in_the_index_is_whole() {
     let index = index();
     let paths = index["paths"].as_object().unwrap();
-    assert_eq!(paths.len(), 9);
+    assert_eq!(paths.len(), 11);
     for (path, entry) in paths {
         assert!(
             entry["serverRelativeURL"]

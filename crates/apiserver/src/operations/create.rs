@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{Api, calling_node, settle_namespace};
-use crate::admission::{core, namespaces, node_restriction, pods};
+use crate::admission::{core, namespaces, node_restriction, pods, storage};
 use crate::auth::User;
 use crate::certificates;
 use crate::facts::Resource;
@@ -67,12 +67,14 @@ impl Api {
             pods::admit_create(&self.registry, resource, &mut object).await?;
             serviceaccounts::admit_create(&self.registry, resource, &mut object).await?;
         }
+        storage::admit_create(self, resource.kind, &mut object).await?;
         let reservation = match resource.kind {
             "Service" => Some(self.services.admit(resource, &mut object, None)?),
             _ => None,
         };
         schema::validate_create(resource, &object)?;
         self.settle_rights(user, resource).await;
+        certificates::admit_attest(&self.authorizer, user, resource, &object)?;
         self.authorizer.admit_grant(user, resource, &object, None)?;
         if dry_run {
             return match self.registry.find(resource, namespace, &name).await? {

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{Api, calling_node, settle_namespace};
-use crate::admission::{core, node_restriction, pods};
+use crate::admission::{core, node_restriction, pods, storage};
 use crate::auth::User;
 use crate::certificates;
 use crate::facts::{Gvk, Resource};
@@ -46,6 +46,13 @@ impl Api {
             "ephemeralcontainers" => self.account_of(resource, request).await?,
             _ => None,
         };
+        let expandable = match (resource.kind, request.subresource) {
+            ("PersistentVolumeClaim", "") => {
+                let key = (request.namespace, request.name);
+                storage::expandable_class(self, resource, key).await?
+            }
+            _ => None,
+        };
         let mut warnings = Vec::new();
         let mut before = None;
         let mut reservation = None;
@@ -74,6 +81,9 @@ impl Api {
                         reservation =
                             Some(self.services.admit(resource, &mut new, Some(current))?);
                         before = Some(current.clone());
+                    }
+                    if resource.kind == "PersistentVolumeClaim" && request.subresource.is_empty() {
+                        storage::admit_resize(resource, expandable.as_deref(), &new, current)?;
                     }
                     validate(request, &new, current)?;
                     self.authorizer.admit_grant(request.user, resource, &new, Some(current))?;
@@ -135,6 +145,7 @@ impl Api {
         }
         let (user, subresource) = (request.user, request.subresource);
         certificates::admit_update(&self.authorizer, user, resource, subresource, new, current)?;
+        certificates::admit_attest(&self.authorizer, user, resource, new)?;
         match calling_node(request.user) {
             Some(node) => {
                 node_restriction::admit_update(node, resource, request.subresource, new, current)
@@ -155,7 +166,10 @@ impl Api {
             .write(resource, (namespace, name), None, false, |current| {
                 let mut new = current.clone();
                 change(&mut new)?;
-                Ok(Write::Put(new))
+                Ok(match finishes_deletion(&new, current) {
+                    true => Write::PutThenDelete(new),
+                    false => Write::Put(new),
+                })
             })
             .await
     }

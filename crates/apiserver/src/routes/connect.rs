@@ -9,13 +9,14 @@ use hyper::body::Incoming;
 use hyper::http::request::Parts;
 use hyper::{Request, StatusCode, Uri};
 use longshore_streams::{self as streams, Error};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::logs::container;
 use super::request::Query;
 use super::respond::{Answer, Result};
 use super::{Call, Router};
 use crate::admission::core;
-use crate::kubelet::Endpoint;
+use crate::kubelet::{self, Endpoint};
 use crate::server::{Body, BoxError};
 use crate::status::StatusError;
 
@@ -45,21 +46,27 @@ impl Router {
         let target: Uri = format!("https://{}{path}", endpoint.authority())
             .parse()
             .map_err(StatusError::internal)?;
-        self.join(call.head, &endpoint, &target).await
+        join(call.head, &target, self.kubelet.connect(&endpoint, false).await).await
     }
+}
 
-    /// Hands the client's upgrade on to a node's port.
-    pub(super) async fn join(&self, head: Parts, endpoint: &Endpoint, target: &Uri) -> Result {
-        let connection = self.kubelet.connect(endpoint, false).await;
-        let connection = connection
-            .map_err(|error| StatusError::internal(format!("error dialing backend: {error}")))?;
-        let mut request = Request::from_parts(head, ());
-        let answer = streams::pass(&mut request, target, connection, streams::FOREVER).await;
-        answer.map(handed_on).map_err(|error| match error {
-            Error::NoUpgrade => StatusError::bad_request(error.to_string()),
-            error => StatusError::internal(error),
-        })
-    }
+/// Hands the client's upgrade on to a node's or a pod's port.
+pub(super) async fn join<S>(
+    head: Parts,
+    target: &Uri,
+    connection: std::result::Result<S, kubelet::Error>,
+) -> Result
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let connection = connection
+        .map_err(|error| StatusError::internal(format!("error dialing backend: {error}")))?;
+    let mut request = Request::from_parts(head, ());
+    let answer = streams::pass(&mut request, target, connection, streams::FOREVER).await;
+    answer.map(handed_on).map_err(|error| match error {
+        Error::NoUpgrade => StatusError::bad_request(error.to_string()),
+        error => StatusError::internal(error),
+    })
 }
 
 /// The node's answer as ours; what follows an upgrade is no body.

@@ -11,6 +11,7 @@ use super::request::Query;
 use super::respond::{self, Result};
 use super::{Call, Router};
 use crate::admission::core;
+use crate::gates::FeatureGates;
 use crate::kubelet::Endpoint;
 use crate::server::{Body, BoxError};
 use crate::status::{Details, StatusError};
@@ -24,7 +25,7 @@ impl Router {
         let (namespace, name) = (call.namespace(), call.path.name.as_str());
         let pod = self.api.registry.get(call.resource, namespace, name).await?;
         let container = container(&pod, name, query.get("container"))?;
-        let options = options(query)?;
+        let options = options(query, self.gates)?;
         let plain = HeaderValue::from_static("text/plain");
         let Some(node) = pod["spec"]["nodeName"].as_str().filter(|node| !node.is_empty()) else {
             return Ok(respond::raw(StatusCode::OK, plain, Body::from(Bytes::new())));
@@ -88,7 +89,7 @@ pub(super) fn container<'a>(
 }
 
 /// The query for the node: what it understands, checked, and nothing else.
-fn options(query: &Query) -> Result<String> {
+fn options(query: &Query, gates: FeatureGates) -> Result<String> {
     let mut options = form_urlencoded::Serializer::new(String::new());
     for name in ["follow", "previous", "timestamps"] {
         if query.flag(name) {
@@ -115,13 +116,21 @@ fn options(query: &Query) -> Result<String> {
         })?;
         options.append_pair("sinceTime", &time.to_string());
     }
+    let refuse = |why: String| Err(StatusError::bad_request(why));
     match query.get("stream") {
+        Some(_) if !gates.split_log_streams => {
+            return refuse("stream: Forbidden: may not be specified".into());
+        }
         None | Some("All") => {}
+        Some("Stdout" | "Stderr") if query.has("tailLines") => {
+            let why = "Forbidden: `tailLines` and specific `stream` are mutually exclusive for now";
+            return refuse(why.into());
+        }
         Some(stream @ ("Stdout" | "Stderr")) => drop(options.append_pair("stream", stream)),
         Some(other) => {
-            return Err(StatusError::bad_request(format!(
+            return refuse(format!(
                 "stream: Unsupported value: {other:?}: supported values: \"All\", \"Stderr\", \"Stdout\""
-            )));
+            ));
         }
     }
     let options = options.finish();
@@ -153,9 +162,11 @@ fn refusal(status: StatusCode, pod: &str, text: String) -> StatusError {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
+    use hyper::{Method, Uri};
     use serde_json::json;
 
     use super::*;
+    use crate::routes::request::RequestLine;
 
     #[test]
     fn containers_are_chosen_as_ever() {
@@ -181,5 +192,30 @@ mod tests {
         assert_eq!(refusal(StatusCode::BAD_REQUEST, "web", "why".into()).message, "why");
         assert_eq!(refusal(StatusCode::FOUND, "web", String::new()).code, 500);
         assert_eq!(refusal(StatusCode::NOT_FOUND, "web", "gone".into()).code, 404);
+    }
+
+    #[test]
+    fn one_stream_alone_is_behind_its_gate() {
+        let ask = |query: &str, gates: &str| {
+            let uri: Uri = format!("/api/v1/namespaces/a/pods/b/log?{query}").parse().unwrap();
+            let line = RequestLine::parse(&Method::GET, &uri).unwrap();
+            options(&line.query, gates.parse().unwrap()).map_err(|error| error.message)
+        };
+        let open = "PodLogsQuerySplitStreams=true";
+        for (query, gates, expected) in [
+            ("", "", Ok("")),
+            ("stream=All", "", Err("stream: Forbidden: may not be specified")),
+            ("stream=Stderr", "PodLogsQuerySplitStreams=false", Err("stream: Forbidden")),
+            ("stream=Stderr", open, Ok("?stream=Stderr")),
+            ("stream=All&tailLines=1", open, Ok("?tailLines=1")),
+            ("stream=Stdout&tailLines=1", open, Err("Forbidden: `tailLines`")),
+            ("stream=stdin", open, Err("stream: Unsupported value: \"stdin\"")),
+        ] {
+            match (ask(query, gates), expected) {
+                (Ok(options), Ok(expected)) => assert_eq!(options, expected, "{query}"),
+                (Err(why), Err(expected)) => assert!(why.starts_with(expected), "{query}: {why}"),
+                (answer, _) => panic!("{query}: {answer:?}"),
+            }
+        }
     }
 }

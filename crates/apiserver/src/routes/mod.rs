@@ -25,7 +25,7 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use hyper::http::request::Parts;
-use hyper::{HeaderMap, Request, header};
+use hyper::{HeaderMap, Method, Request, header};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -37,6 +37,7 @@ use self::respond::{Answer, Result, View};
 use crate::auth::{Authenticator, User};
 use crate::authz::{self, Access, ResourceTarget, Target};
 use crate::facts::{self, Gvk, Resource};
+use crate::gates::FeatureGates;
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
 use crate::schema::{self, FieldValidation};
@@ -56,6 +57,7 @@ pub(crate) struct Router {
     api: Arc<Api>,
     authenticator: Authenticator,
     kubelet: KubeletClient,
+    gates: FeatureGates,
     metrics: Metrics,
     stop: CancellationToken,
     body_budget: Arc<Semaphore>,
@@ -79,12 +81,14 @@ impl Router {
         api: Arc<Api>,
         authenticator: Authenticator,
         kubelet: KubeletClient,
+        gates: FeatureGates,
         stop: CancellationToken,
     ) -> Router {
         Router {
             api,
             authenticator,
             kubelet,
+            gates,
             metrics: Metrics::default(),
             stop,
             body_budget: Arc::new(Semaphore::new(BODY_BUDGET_KIB)),
@@ -202,7 +206,9 @@ impl Router {
             .resource
             .subresource(&call.path.subresource)
             .ok_or_else(StatusError::no_such_path)?;
-        if !subresource.verbs.contains(&call.verb) {
+        // OPTIONS has no verb, and is for whom the path leads to.
+        let is_handed_on = subresource.name == "proxy" && call.head.method == Method::OPTIONS;
+        if !subresource.verbs.contains(&call.verb) && !is_handed_on {
             return Err(StatusError::method_not_allowed(call.resource, call.verb));
         }
         match (subresource.name, call.verb) {

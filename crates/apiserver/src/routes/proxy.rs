@@ -1,97 +1,332 @@
 //! `nodes/NAME/proxy/…`: anything that a node's port 10250 serves, asked by this server in the
-//! caller's stead.
+//! caller's stead; and the same of ports of pods, by their own names or by a service's.
 //!
-//! What the caller proved who it is with goes no further than here. A redirect is neither followed
-//! nor handed on: where it leads is not for a node to say. An upgrade runs commands as `pods/exec`
-//! does, so it takes leave to create whatever its method.
+//! What the caller proved who it is with goes no further than here, and pods do not learn who this
+//! server is. A node's redirect is neither followed nor handed on: where it leads is not for a node
+//! to say. A pod's is handed on, below this path where it stays within the pod. An upgrade to a
+//! node runs commands as `pods/exec` does, so it takes leave to create whatever its method.
 //!
-//! Current limitations: of a node there is its own port alone; pods and services are not proxied.
+//! Current limitations: of a node there is its own port alone; links within pages stay as they are.
 
-use hyper::{Request, Uri};
+use std::net::IpAddr;
+
+use hyper::header::{HeaderValue, LOCATION};
+use hyper::{Request, Response, Uri, body::Incoming};
 use longshore_streams as streams;
+use serde_json::Value;
 
-use super::connect::streamed;
+use super::connect::{join, streamed};
+use super::request::split_proxied;
 use super::respond::{Answer, Result};
 use super::{Call, Router};
-use crate::kubelet::{Endpoint, Error};
+use crate::admission::core;
+use crate::kubelet::{self, Endpoint, Error};
+use crate::schema::value::{items, text};
 use crate::status::StatusError;
+
+/// Who is asked.
+enum Target {
+    Node(Endpoint),
+    Pod { endpoint: Endpoint, is_tls: bool },
+}
 
 impl Router {
     pub(super) async fn proxy(&self, mut call: Call<'_>) -> Result {
         let is_upgrade = streams::is_upgrade(&call.head.headers);
-        if is_upgrade && call.verb != "create" {
-            self.authorize(call.user, "create", call.line).await?;
-        }
-        let (name, port) = node_and_port(&call.path.name)?;
-        let node = self.api.registry.get(call.resource, "", name).await?;
-        let endpoint = Endpoint::of(&node).map_err(StatusError::internal)?;
-        if port.is_some_and(|port| port != endpoint.port()) {
-            let why = format!("of node {name} there is no port but that of its kubelet");
-            return Err(StatusError::bad_request(why));
-        }
-        let path = &call.path.below;
-        let query = call.head.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
-        let target = format!("https://{}/{path}{query}", endpoint.authority());
-        let target: Uri = target.parse().map_err(|error| {
-            StatusError::bad_request(format!("the path {path:?} cannot be asked for: {error}"))
-        })?;
+        let target = match call.resource.plural {
+            "pods" => self.pod_target(&call).await?,
+            "services" => self.service_target(&call).await?,
+            _ => {
+                if is_upgrade && call.verb != "create" {
+                    self.authorize(call.user, "create", call.line).await?;
+                }
+                self.node_target(&call).await?
+            }
+        };
+        let uri = target.uri(&call)?;
         if is_upgrade {
-            return self.join(call.head, &endpoint, &target).await;
+            return match &target {
+                Target::Node(node) => {
+                    join(call.head, &uri, self.kubelet.connect(node, false).await).await
+                }
+                Target::Pod { endpoint, is_tls } => {
+                    let connection = self.kubelet.connect_to_pod(endpoint, *is_tls).await;
+                    join(call.head, &uri, connection).await
+                }
+            };
         }
         let body = call.body.take().ok_or_else(|| StatusError::internal("the body is gone"))?;
         let mut request = Request::new(body);
         *request.method_mut() = call.head.method.clone();
-        *request.uri_mut() = target.path_and_query().cloned().map(Uri::from).unwrap_or_default();
-        *request.headers_mut() = call.head.headers;
+        *request.uri_mut() = uri.path_and_query().cloned().map(Uri::from).unwrap_or_default();
+        *request.headers_mut() = std::mem::take(&mut call.head.headers);
         streams::drop_proofs(request.headers_mut());
         streams::drop_hop_headers(request.headers_mut());
-        let answer =
-            self.kubelet.send(&endpoint, request, false).await.map_err(|error| match error {
-                Error::Forbidden(_) => StatusError::bad_request(error.to_string()),
-                error => StatusError::service_unavailable(format!(
-                    "error trying to reach service: {error}"
-                )),
-            })?;
+        if let Ok(path) = HeaderValue::from_str(&call.line.path) {
+            request.headers_mut().insert("x-forwarded-uri", path);
+        }
+        let answer = self.ask(&target, request).await.map_err(|error| match error {
+            Error::Forbidden(_) => StatusError::bad_request(error.to_string()),
+            error => {
+                StatusError::service_unavailable(format!("error trying to reach service: {error}"))
+            }
+        })?;
         let (mut head, body) = answer.into_parts();
-        if head.status.is_redirection() {
-            return Err(StatusError::internal(
-                "the node attempted to redirect this request, which is not permitted",
-            ));
+        match &target {
+            Target::Node(_) if head.status.is_redirection() => {
+                return Err(StatusError::internal(
+                    "the node attempted to redirect this request, which is not permitted",
+                ));
+            }
+            Target::Node(_) => {}
+            Target::Pod { endpoint, .. } => {
+                let way = split_proxied(&call.line.path).0;
+                let location = head.headers.get(LOCATION).and_then(|l| l.to_str().ok());
+                if let Some(location) = location.and_then(|l| relocated(l, endpoint, way)) {
+                    head.headers.insert(LOCATION, location);
+                }
+            }
         }
         streams::drop_hop_headers(&mut head.headers);
         Ok(Answer::from_parts(head, streamed(body)))
     }
+
+    async fn ask(
+        &self,
+        target: &Target,
+        request: Request<Incoming>,
+    ) -> std::result::Result<Response<Incoming>, Error> {
+        match target {
+            Target::Node(node) => self.kubelet.send(node, request, false).await,
+            Target::Pod { endpoint, is_tls } => {
+                let stream = self.kubelet.connect_to_pod(endpoint, *is_tls).await?;
+                kubelet::exchange(stream, &endpoint.authority(), request).await
+            }
+        }
+    }
+
+    async fn node_target(&self, call: &Call<'_>) -> Result<Target> {
+        let asked = Asked::parse("node", &call.path.name)?;
+        let node = self.api.registry.get(call.resource, "", asked.name).await?;
+        let endpoint = Endpoint::of(&node).map_err(StatusError::internal)?;
+        let is_own = asked.port.is_empty() || asked.number()? == Some(endpoint.port());
+        if asked.scheme == "http" || !is_own {
+            let why = format!("of node {} there is no port but that of its kubelet", asked.name);
+            return Err(StatusError::bad_request(why));
+        }
+        Ok(Target::Node(endpoint))
+    }
+
+    /// Without a port, it is the first one that the pod names.
+    async fn pod_target(&self, call: &Call<'_>) -> Result<Target> {
+        let asked = Asked::parse("pod", &call.path.name)?;
+        let pod = self.api.registry.get(call.resource, call.namespace(), asked.name).await?;
+        let port = match asked.port {
+            "" => first_port(&pod).unwrap_or(if asked.scheme == "https" { 443 } else { 80 }),
+            _ => asked.number()?.ok_or_else(|| asked.invalid())?,
+        };
+        let address = pod["status"]["podIP"].as_str().and_then(|ip| ip.parse().ok());
+        let address = address.ok_or_else(|| StatusError::bad_request("address not allowed"))?;
+        let endpoint = Endpoint::of_pod(address, port);
+        Ok(Target::Pod { endpoint, is_tls: asked.scheme == "https" })
+    }
+
+    /// A pod behind the service, by the name or the number of one of the service's ports.
+    async fn service_target(&self, call: &Call<'_>) -> Result<Target> {
+        let asked = Asked::parse("service", &call.path.name)?;
+        let namespace = call.namespace();
+        let mut port = asked.port.to_owned();
+        if let Ok(number) = asked.port.parse::<i64>() {
+            let service = self.api.registry.get(call.resource, namespace, asked.name).await?;
+            let ports = items(&service["spec"]["ports"]);
+            let found = ports.iter().find(|port| port["port"] == number).ok_or_else(|| {
+                StatusError::service_unavailable(format!(
+                    "no service port {number} found for service {:?}",
+                    asked.name
+                ))
+            })?;
+            port = text(&found["name"]).to_owned();
+        }
+        let endpoints = self.api.registry.get(core("endpoints")?, namespace, asked.name).await?;
+        for (address, port) in endpoints_of(&endpoints, &port) {
+            if let Some(address) = self.pod_address(namespace, address).await? {
+                let endpoint = Endpoint::of_pod(address, port);
+                return Ok(Target::Pod { endpoint, is_tls: asked.scheme == "https" });
+            }
+        }
+        Err(StatusError::service_unavailable(format!(
+            "no endpoints available for service {:?}",
+            call.path.name
+        )))
+    }
+
+    /// The address of an endpoint that is a pod of the namespace: only those are asked.
+    async fn pod_address(&self, namespace: &str, address: &Value) -> Result<Option<IpAddr>> {
+        let target = &address["targetRef"];
+        if text(&target["namespace"]) != namespace {
+            return Ok(None);
+        }
+        let pod = self.api.registry.find(core("pods")?, namespace, text(&target["name"])).await?;
+        let ip = text(&address["ip"]);
+        let is_its =
+            |pod: &Value| items(&pod["status"]["podIPs"]).iter().any(|own| own["ip"] == ip);
+        Ok(pod.filter(is_its).and_then(|_| ip.parse().ok()))
+    }
 }
 
-/// The parts of `NAME`, `NAME:PORT` or `https:NAME:PORT`.
-fn node_and_port(text: &str) -> Result<(&str, Option<u16>)> {
-    let (name, port) = match text.split(':').collect::<Vec<_>>().as_slice() {
-        [name] => (*name, ""),
-        [name, port] | ["https", name, port] => (*name, *port),
-        _ => return Err(StatusError::bad_request(format!("invalid node request {text:?}"))),
+impl Target {
+    /// The path that the caller asks for, as it was sent.
+    fn uri(&self, call: &Call<'_>) -> Result<Uri> {
+        let (scheme, endpoint) = match self {
+            Target::Pod { endpoint, is_tls: false } => ("http", endpoint),
+            Target::Pod { endpoint, .. } | Target::Node(endpoint) => ("https", endpoint),
+        };
+        let path = &call.path.below;
+        let query = call.head.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+        let target = format!("{scheme}://{}/{path}{query}", endpoint.authority());
+        target.parse().map_err(|error| {
+            StatusError::bad_request(format!("the path {path:?} cannot be asked for: {error}"))
+        })
+    }
+}
+
+/// Where a pod's redirect leads by way of this server. `None`: as it says, elsewhere or not far.
+fn relocated(location: &str, endpoint: &Endpoint, way: &str) -> Option<HeaderValue> {
+    let below = match location.split_once("://") {
+        Some(("http" | "https", rest)) => rest
+            .strip_prefix(&endpoint.authority())
+            .filter(|rest| rest.is_empty() || rest.starts_with('/'))?,
+        Some(_) => return None,
+        None => location,
     };
-    let port = match port {
-        "" => None,
-        port => Some(port.parse().map_err(|_| {
-            StatusError::bad_request(format!("invalid node request {text:?}: no such port"))
-        })?),
-    };
-    Ok((name, port))
+    let is_of_pod = below.is_empty() || (below.starts_with('/') && !below.starts_with("//"));
+    HeaderValue::from_str(&format!("{way}{below}")).ok().filter(|_| is_of_pod)
+}
+
+/// Addresses and port of the endpoints that have a port of this name.
+fn endpoints_of<'a>(
+    endpoints: &'a Value,
+    name: &'a str,
+) -> impl Iterator<Item = (&'a Value, u16)> + 'a {
+    items(&endpoints["subsets"]).iter().flat_map(move |subset| {
+        let port = items(&subset["ports"]).iter().find(|port| text(&port["name"]) == name);
+        let port = port.and_then(|port| u16::try_from(port["port"].as_u64()?).ok());
+        let addresses = items(&subset["addresses"]);
+        // Any of them will do, and not always the same.
+        let start = match addresses.len() {
+            0 => 0,
+            count => getrandom::u64().unwrap_or(0) as usize % count,
+        };
+        let addresses = addresses.iter().cycle().skip(start).take(addresses.len());
+        port.into_iter().flat_map(move |port| addresses.clone().map(move |a| (a, port)))
+    })
+}
+
+fn first_port(pod: &Value) -> Option<u16> {
+    let mut ports = items(&pod["spec"]["containers"]).iter();
+    let port = ports.find_map(|container| items(&container["ports"]).first())?;
+    u16::try_from(port["containerPort"].as_u64()?).ok()
+}
+
+/// `NAME`, `NAME:PORT` or `SCHEME:NAME:PORT`.
+struct Asked<'a> {
+    kind: &'static str,
+    whole: &'a str,
+    scheme: &'a str,
+    name: &'a str,
+    port: &'a str,
+}
+
+impl<'a> Asked<'a> {
+    fn parse(kind: &'static str, whole: &'a str) -> Result<Asked<'a>> {
+        let (scheme, name, port) = match whole.split(':').collect::<Vec<_>>().as_slice() {
+            [name] => ("", *name, ""),
+            [name, port] => ("", *name, *port),
+            [scheme @ ("http" | "https" | ""), name, port] => (*scheme, *name, *port),
+            _ => ("", "", ""),
+        };
+        let asked = Asked { kind, whole, scheme, name, port };
+        if name.is_empty() { Err(asked.invalid()) } else { Ok(asked) }
+    }
+
+    /// The port, where it is a number.
+    fn number(&self) -> Result<Option<u16>> {
+        match self.port {
+            "" => Ok(None),
+            port => port.parse().map(Some).map_err(|_| self.invalid()),
+        }
+    }
+
+    fn invalid(&self) -> StatusError {
+        StatusError::bad_request(format!("invalid {} request {:?}", self.kind, self.whole))
+    }
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
-    fn nodes_are_named_with_and_without_their_port() {
-        let read = |text| node_and_port(text).ok();
-        assert_eq!(read("n1"), Some(("n1", None)));
-        assert_eq!(read("n1:10250"), Some(("n1", Some(10250))));
-        assert_eq!(read("https:n1:10250"), Some(("n1", Some(10250))));
-        assert_eq!(read("https:n1:"), Some(("n1", None)));
-        for text in ["http:n1:10250", "n1:x", "n1:99999", "a:b:c:d"] {
-            assert_eq!(read(text), None, "{text}");
+    fn names_with_schemes_and_ports() {
+        for (text, expected) in [
+            ("n1", Some(("", "n1", ""))),
+            ("n1:10250", Some(("", "n1", "10250"))),
+            ("https:n1:10250", Some(("https", "n1", "10250"))),
+            ("https:n1:", Some(("https", "n1", ""))),
+            (":n1:web", Some(("", "n1", "web"))),
+            ("ftp:n1:1", None),
+            ("a:b:c:d", None),
+            ("", None),
+            (":80", None),
+        ] {
+            let asked = Asked::parse("pod", text).ok();
+            let asked = asked.map(|asked| (asked.scheme, asked.name, asked.port));
+            assert_eq!(asked, expected, "{text}");
         }
+        let port = |text| Asked::parse("pod", text).unwrap().number().ok();
+        assert_eq!(port("n1:80"), Some(Some(80)));
+        assert_eq!(port("n1"), Some(None));
+        assert_eq!((port("n1:x"), port("n1:99999")), (None, None));
+    }
+
+    #[test]
+    fn redirects_stay_on_the_way_to_the_pod() {
+        let endpoint = Endpoint::of_pod("10.0.0.1".parse().unwrap(), 80);
+        for (location, expected) in [
+            ("/a?b=c", Some("/way/a?b=c")),
+            ("http://10.0.0.1:80/a", Some("/way/a")),
+            ("https://10.0.0.1:80", Some("/way")),
+            ("http://10.0.0.1:8080/a", None),
+            ("http://10.0.0.1:80.example.com/", None),
+            ("https://example.com/a", None),
+            ("//example.com/a", None),
+            ("a", None),
+        ] {
+            let relocated = relocated(location, &endpoint, "/way");
+            let relocated = relocated.as_ref().map(|value| value.to_str().unwrap());
+            assert_eq!(relocated, expected, "{location}");
+        }
+    }
+
+    #[test]
+    fn endpoints_with_the_port() {
+        let endpoints = json!({"subsets": [
+            {"addresses": [{"ip": "a"}, {"ip": "b"}], "ports": [{"name": "web", "port": 80}]},
+            {"notReadyAddresses": [{"ip": "c"}], "ports": [{"name": "web", "port": 80}]},
+            {"addresses": [{"ip": "d"}], "ports": [{"port": 81}]},
+        ]});
+        let found = |name: &str| {
+            let mut found: Vec<(String, u16)> = endpoints_of(&endpoints, name)
+                .map(|(address, port)| (text(&address["ip"]).to_owned(), port))
+                .collect();
+            found.sort();
+            found
+        };
+        assert_eq!(found("web"), [("a".to_owned(), 80), ("b".to_owned(), 80)]);
+        assert_eq!(found(""), [("d".to_owned(), 81)]);
+        assert!(found("none").is_empty());
     }
 }

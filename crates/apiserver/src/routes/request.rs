@@ -177,15 +177,21 @@ fn split(path: &str) -> Result<Option<ResourcePath>, StatusError> {
     Ok(Some(resource))
 }
 
-/// Cuts a path behind `nodes/NAME/proxy/`: what follows is the node's to understand.
-fn split_proxied(path: &str) -> (&str, &str) {
-    let ends = path.match_indices('/').map(|(end, _)| end).nth(5);
+/// Cuts a path behind `nodes/NAME/proxy/` and its like: what follows is for whom it leads to.
+pub(super) fn split_proxied(path: &str) -> (&str, &str) {
     let is_proxied = |path: &str| {
         let parts: Vec<_> = path.split('/').collect();
-        matches!(parts.as_slice(), ["", "api", "v1", "nodes", _, "proxy"])
+        matches!(
+            parts.as_slice(),
+            ["", "api", "v1", "nodes", _, "proxy"]
+                | ["", "api", "v1", "namespaces", _, "pods" | "services", _, "proxy"]
+        )
     };
-    // "/api/v1/nodes/NAME/proxy" has five slashes, and the sixth ends it
-    match ends.map(|end| path.split_at(end)).filter(|(path, _)| is_proxied(path)) {
+    // Five slashes are in "/api/v1/nodes/NAME/proxy", and seven where there is a namespace: the
+    // next one ends it.
+    let ends = path.match_indices('/').map(|(end, _)| end).skip(5).take(3);
+    let mut splits = ends.map(|end| path.split_at(end));
+    match splits.find(|(path, _)| is_proxied(path)) {
         Some((path, below)) => (path, below.trim_start_matches('/')),
         None => (path, ""),
     }

@@ -57,6 +57,14 @@ fn request_lines() {
         (Method::POST, "/api/v1/nodes/n1:10250/proxy/", "create -/v1 - nodes n1:10250 proxy"),
         (Method::GET, "/api/v1/nodes/n1/proxy/a/../%2e%2e//b/", "get -/v1 - nodes n1 proxy"),
         (Method::GET, "/api/v1/nodes/n1/proxyx/a", "404"),
+        (Method::GET, "/api/v1/namespaces/a/pods/b/proxy", "get -/v1 a pods b proxy"),
+        (Method::PUT, "/api/v1/namespaces/a/pods/b:80/proxy/x/y", "update -/v1 a pods b:80 proxy"),
+        (
+            Method::GET,
+            "/api/v1/namespaces/a/services/https:b:web/proxy/",
+            "get -/v1 a services https:b:web proxy",
+        ),
+        (Method::GET, "/api/v1/namespaces/a/configmaps/b/proxy/x", "404"),
         (Method::GET, "/api/v1/nodes/../proxy/a", "400"),
         (Method::OPTIONS, "/api/v1/pods", " -/v1 - pods - -"),
     ] {

@@ -15,7 +15,7 @@ mod names;
 mod prepare;
 mod protobuf;
 mod qos;
-mod quantity;
+pub(crate) mod quantity;
 mod validate;
 pub(crate) mod value;
 
@@ -26,6 +26,7 @@ pub use defaults::apply_defaults;
 pub use events::{from_storage, to_storage};
 pub use names::is_dns_subdomain;
 pub(crate) use names::{label_value, qualified};
+pub(crate) use prepare::note_transition;
 pub use prepare::{
     prepare_approval, prepare_create, prepare_ephemeral_containers, prepare_namespace_finalize,
     prepare_resize, prepare_status_update, prepare_update,

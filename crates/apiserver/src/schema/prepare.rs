@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::value::{default, is_zero, items, items_mut, map_mut, same, text};
 use super::{certificates, qos};
 use crate::facts::Resource;
-use crate::object::{child_mut, metadata_mut};
+use crate::object::{child_mut, metadata_mut, now};
 
 /// Metadata that no client can change once the object is there.
 const SERVER_OWNED: [&str; 5] = [
@@ -45,7 +45,19 @@ pub fn prepare_create(resource: &Resource, object: &mut Value) {
         ("", "ReplicationController") => {
             map.insert("status".into(), json!({"replicas": 0}));
         }
-        ("certificates.k8s.io", _) => {
+        ("", "PersistentVolume") => {
+            let now = now().to_string();
+            let status = json!({"phase": "Pending", "lastPhaseTransitionTime": now});
+            map.insert("status".into(), status);
+        }
+        ("", "PersistentVolumeClaim") => {
+            map.insert("status".into(), json!({"phase": "Pending"}));
+            same_data_source(map);
+        }
+        ("storage.k8s.io", "VolumeAttachment") => {
+            map.insert("status".into(), json!({"attached": false}));
+        }
+        ("certificates.k8s.io", "CertificateSigningRequest") => {
             map.insert("status".into(), json!({}));
         }
         // a node comes with the status that its kubelet knows
@@ -92,7 +104,8 @@ pub fn prepare_update(resource: &Resource, object: &mut Value, old: &Value) {
             restore(map, old, "spec");
         }
         ("", "Service") => keep_allocated(map, &old["spec"]),
-        ("certificates.k8s.io", _) => restore(map, old, "spec"),
+        ("", "PersistentVolumeClaim") => same_data_source(map),
+        ("certificates.k8s.io", "CertificateSigningRequest") => restore(map, old, "spec"),
         _ => {}
     }
     if resource.counts_generation && content_changed(resource, map, old) {
@@ -167,8 +180,12 @@ pub fn prepare_status_update(resource: &Resource, object: &mut Value, old: &Valu
     {
         restore(map, old, field);
     }
-    if resource.group == "certificates.k8s.io" {
+    if resource.kind == "CertificateSigningRequest" {
         certificates::keep_decisions(object, old);
+        return;
+    }
+    if resource.kind == "PersistentVolume" {
+        note_transition(object, old);
         return;
     }
     if resource.kind != "Pod" {
@@ -185,6 +202,36 @@ pub fn prepare_status_update(resource: &Resource, object: &mut Value, old: &Valu
             }
         }
     }
+}
+
+/// When a volume entered its phase.
+pub(crate) fn note_transition(volume: &mut Value, old: &Value) {
+    const TIME: &str = "lastPhaseTransitionTime";
+    let was = &old["status"];
+    let has_moved = volume["status"]["phase"] != was["phase"];
+    let is_given = !volume["status"][TIME].is_null() && volume["status"][TIME] != was[TIME];
+    let time = match (has_moved, is_given) {
+        (_, true) => return,
+        (true, false) => now().to_string().into(),
+        (false, false) => was[TIME].clone(),
+    };
+    if !time.is_null() {
+        child_mut(volume, "status").insert(TIME.into(), time);
+    }
+}
+
+/// Where a claim's first data comes from has two fields, an old one and one that can say more:
+/// what one says goes for both.
+fn same_data_source(claim: &mut Map<String, Value>) {
+    let Some(spec) = map_mut(claim, "spec") else { return };
+    let get = |field: &str| spec.get(field).filter(|source| !source.is_null()).cloned();
+    match (get("dataSource"), get("dataSourceRef")) {
+        (Some(source), None) => spec.insert("dataSourceRef".into(), source),
+        (None, Some(source)) if source["namespace"].is_null() => {
+            spec.insert("dataSource".into(), source)
+        }
+        _ => None,
+    };
 }
 
 /// Before an update of a certificate request's `approval`: only conditions come from the request.

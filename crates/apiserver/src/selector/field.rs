@@ -43,7 +43,7 @@ const NAMESPACE: Fields = &[("status.phase", "status.phase")];
 const SECRET: Fields = &[("type", "type")];
 const SERVICE: Fields = &[("spec.clusterIP", "spec.clusterIP"), ("spec.type", "spec.type")];
 const CONTROLLER: Fields = &[("status.replicas", "status.replicas")];
-const SIGNING_REQUEST: Fields = &[("spec.signerName", "spec.signerName")];
+const SIGNER: Fields = &[("spec.signerName", "spec.signerName")];
 const EVENT: Fields = &[
     ("involvedObject.kind", "involvedObject.kind"),
     ("involvedObject.namespace", "involvedObject.namespace"),
@@ -81,7 +81,7 @@ fn fields(resource: &Resource) -> Option<Fields> {
         ("", "ReplicationController") => Some(CONTROLLER),
         ("", "Event") => Some(EVENT),
         ("events.k8s.io", "Event") => Some(EVENT_V1),
-        ("certificates.k8s.io", _) => Some(SIGNING_REQUEST),
+        ("certificates.k8s.io", _) => Some(SIGNER),
         _ => None,
     }
 }

@@ -81,6 +81,19 @@ impl LabelSelector {
         Ok(Self(requirements))
     }
 
+    /// One `matchExpression` of a node selector, which conforms to its type: those can compare
+    /// numbers too.
+    pub fn of_node(expression: &Value) -> Result<Self, String> {
+        let operator = match text(&expression["operator"]) {
+            "Gt" => Operator::GreaterThan,
+            "Lt" => Operator::LessThan,
+            _ => return Self::of(&serde_json::json!({"matchExpressions": [expression]})),
+        };
+        let values = items(&expression["values"]).iter().map(|v| text(v).to_owned()).collect();
+        let key = text(&expression["key"]).to_owned();
+        Requirement::new(key, operator, values).map(|requirement| Self(vec![requirement]))
+    }
+
     /// Whether it selects everything.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -1,4 +1,4 @@
-//! Columns and cells of every kind but pods.
+//! Columns and cells of every kind that has no file of its own.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::age::since;
-use super::{Column, access, pod};
+use super::{Column, access, pod, storage};
 use crate::facts::Resource;
 use crate::schema::value::{entries, items, text};
 
@@ -23,7 +23,7 @@ pub(super) const fn string(name: &'static str) -> Column {
     Column(name, "string", "", 0)
 }
 
-const fn integer(name: &'static str) -> Column {
+pub(super) const fn integer(name: &'static str) -> Column {
     Column(name, "integer", "", 0)
 }
 
@@ -135,6 +135,15 @@ pub(super) fn printer(resource: &Resource) -> &'static Printer {
         "ServiceAccount" => &ACCOUNTS,
         "RoleBinding" | "ClusterRoleBinding" => &access::BINDINGS,
         "CertificateSigningRequest" => &access::SIGNING_REQUESTS,
+        "ClusterTrustBundle" => &storage::TRUST_BUNDLES,
+        "PersistentVolume" => &storage::VOLUMES,
+        "PersistentVolumeClaim" => &storage::CLAIMS,
+        "StorageClass" => &storage::CLASSES,
+        "VolumeAttachment" => &storage::ATTACHMENTS,
+        "CSIDriver" => &storage::DRIVERS,
+        "CSINode" => &storage::NODES,
+        "CSIStorageCapacity" => &storage::CAPACITIES,
+        "VolumeAttributesClass" => &storage::ATTRIBUTES,
         _ => &OTHERS,
     }
 }

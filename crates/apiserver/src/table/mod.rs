@@ -7,6 +7,7 @@ mod access;
 mod age;
 mod cells;
 mod pod;
+mod storage;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};

@@ -8,6 +8,7 @@
     clippy::panic
 )]
 
+pub mod kubectl;
 pub mod node;
 pub mod tokens;
 
@@ -21,7 +22,7 @@ use http_body_util::BodyExt;
 use hyper::Request;
 use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use longshore_apiserver::{AuthenticationConfig, Config, Mode, Server, pki};
+use longshore_apiserver::{AuthenticationConfig, Config, FeatureGates, Mode, Server, pki};
 use longshore_store::EmbeddedStore;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -74,6 +75,9 @@ impl Cluster {
             authorization: vec![Mode::Node, Mode::Rbac],
             approve_kubelet_serving: false,
             signing_duration: Duration::from_secs(365 * 24 * 3600),
+            bind_volumes: true,
+            delete_host_paths: false,
+            gates: FeatureGates::default(),
         };
         adapt(&mut config);
         let server = Server::start(config).await.unwrap();

@@ -10,8 +10,8 @@ use crate::authz::cache::Index;
 use crate::object;
 use crate::schema::value::text;
 
-/// Namespace and name of a pod.
-type Key = (Box<str>, Box<str>);
+/// Namespace and name of an object.
+pub(super) type Key = (Box<str>, Box<str>);
 /// What one pod refers to, in its own namespace.
 type References = Box<[(Kind, Box<str>)]>;
 
@@ -32,6 +32,16 @@ impl Graph {
         pods.iter().any(|((own, _), references)| {
             **own == *namespace && references.iter().any(|(of, to)| *of == kind && **to == *name)
         })
+    }
+
+    /// Whether this holds for one of the claims that pods on the node refer to.
+    pub(super) fn any_claim(&self, node: &str, mut test: impl FnMut(&Key) -> bool) -> bool {
+        let pods = self.nodes.get(node).into_iter().flatten();
+        let mut claims = pods.flat_map(|((namespace, _), references)| {
+            let claims = references.iter().filter(|(of, _)| *of == Kind::PersistentVolumeClaim);
+            claims.map(|(_, name)| (namespace.clone(), name.clone()))
+        });
+        claims.any(|claim| test(&claim))
     }
 }
 

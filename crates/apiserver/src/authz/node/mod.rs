@@ -1,18 +1,22 @@
-//! What a node may do: its own Node, Lease and pods, and what the pods that are bound to it refer
-//! to; besides, what the role `system:node` lists, which is the same for all nodes. What depends on
+//! What a node may do: its own Node, Lease, CSINode and pods, what the pods that are bound to it
+//! refer to, the volumes behind their claims, and what is attached to it; besides, what the role `system:node` lists, which is the same for all nodes. What depends on
 //! a request's body is for the admission `node_restriction` to judge.
 //!
-//! Current limitations: volumes, attachments and slices of devices are not served here, so nothing
-//! leads from them to a node.
+//! Current limitations: slices of devices are not served here, so nothing leads from them to a node.
 
 mod graph;
 mod references;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests;
+mod volumes;
 
 use tokio_util::sync::CancellationToken;
 
-use self::graph::Graph;
+use self::graph::{Graph, Key};
 use self::references::Kind;
 pub(crate) use self::references::{mirror_pod_reference, names_audience, secrets};
+use self::volumes::{Attachments, Volumes};
 use super::cache::Cache;
 use super::rule::Rule;
 use super::{Access, Decision, ResourceTarget, Target, policy};
@@ -24,25 +28,51 @@ const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
 
 /// Decides for nodes.
 pub(super) struct NodeAuthorizer {
-    graph: Cache<Graph>,
+    known: Known,
     rules: Vec<Rule>,
+}
+
+/// What relations are looked up in.
+struct Known {
+    pods: Cache<Graph>,
+    volumes: Cache<Volumes>,
+    attachments: Cache<Attachments>,
 }
 
 impl NodeAuthorizer {
     pub(super) fn new() -> Result<NodeAuthorizer, StatusError> {
-        Ok(NodeAuthorizer { graph: Cache::new("", "pods")?, rules: policy::node_rules() })
+        let known = Known {
+            pods: Cache::new("", "pods")?,
+            volumes: Cache::new("", "persistentvolumes")?,
+            attachments: Cache::new("storage.k8s.io", "volumeattachments")?,
+        };
+        Ok(NodeAuthorizer { known, rules: policy::node_rules() })
     }
 
     pub(super) async fn load(&self, registry: &Registry) -> Result<(), StatusError> {
-        self.graph.load(registry).await
+        let Known { pods, volumes, attachments } = &self.known;
+        pods.load(registry).await?;
+        volumes.load(registry).await?;
+        attachments.load(registry).await
     }
 
     pub(super) async fn run(&self, registry: &Registry, stop: &CancellationToken) {
-        self.graph.run(registry, stop).await;
+        let Known { pods, volumes, attachments } = &self.known;
+        tokio::join!(
+            pods.run(registry, stop),
+            volumes.run(registry, stop),
+            attachments.run(registry, stop),
+        );
     }
 
     pub(super) async fn catch_up(&self, registry: &Registry) -> bool {
-        self.graph.catch_up(registry).await
+        let Known { pods, volumes, attachments } = &self.known;
+        let (a, b, c) = tokio::join!(
+            pods.catch_up(registry),
+            volumes.catch_up(registry),
+            attachments.catch_up(registry),
+        );
+        a | b | c
     }
 
     pub(super) fn decide(&self, access: &Access<'_>) -> Decision {
@@ -54,7 +84,7 @@ impl NodeAuthorizer {
             Some(node) => node,
         };
         if let Target::Resource(target) = &access.target {
-            let ask = Ask { graph: &self.graph, node, verb: access.verb, target };
+            let ask = Ask { known: &self.known, node, verb: access.verb, target };
             if let Some(decision) = ask.decide() {
                 return decision;
             }
@@ -66,14 +96,18 @@ impl NodeAuthorizer {
     }
 
     #[cfg(test)]
-    pub(super) fn put(&self, pod: &serde_json::Value) {
-        self.graph.put(pod);
+    pub(super) fn put(&self, object: &serde_json::Value) {
+        match object["kind"].as_str() {
+            Some("PersistentVolume") => self.known.volumes.put(object),
+            Some("VolumeAttachment") => self.known.attachments.put(object),
+            _ => self.known.pods.put(object),
+        }
     }
 }
 
 /// One request of a node about resources.
 struct Ask<'a> {
-    graph: &'a Cache<Graph>,
+    known: &'a Known,
     node: &'a str,
     verb: &'a str,
     target: &'a ResourceTarget<'a>,
@@ -93,7 +127,8 @@ impl Ask<'_> {
             }
             ("", "persistentvolumeclaims") => self.get(Some(Kind::PersistentVolumeClaim)),
             ("resource.k8s.io", "resourceclaims") => self.get(Some(Kind::ResourceClaim)),
-            ("", "persistentvolumes") | ("storage.k8s.io", "volumeattachments") => self.get(None),
+            ("", "persistentvolumes") => self.get(Some(Kind::PersistentVolume)),
+            ("storage.k8s.io", "volumeattachments") => self.get(Some(Kind::VolumeAttachment)),
             ("", "serviceaccounts") => self.service_account(),
             ("", "nodes") => self.own_node(),
             ("", "pods") => self.pods(),
@@ -104,19 +139,38 @@ impl Ask<'_> {
         })
     }
 
-    /// Whether a pod on the node refers to the object. `None`: a kind that nothing leads from.
+    /// Whether something on the node leads to the object. `None`: a kind that nothing leads to.
     fn related(&self, kind: Option<Kind>) -> Decision {
-        let ResourceTarget { namespace, name, .. } = *self.target;
-        if name.is_empty() {
+        if self.target.name.is_empty() {
             return Decision::deny("No Object name found");
         }
-        let graph = self.graph.read();
-        match kind.is_some_and(|kind| graph.is_related(self.node, kind, namespace, name)) {
+        match kind.is_some_and(|kind| self.is_related(kind)) {
             true => Decision::allow(),
             false => Decision::Deny(format!(
                 "no relationship found between node '{}' and this object",
                 self.node
             )),
+        }
+    }
+
+    fn is_related(&self, kind: Kind) -> bool {
+        let ResourceTarget { namespace, name, .. } = *self.target;
+        let pods = self.known.pods.read();
+        match kind {
+            Kind::PersistentVolume => {
+                let volumes = self.known.volumes.read();
+                volumes.claim(name).is_some_and(|(namespace, claim)| {
+                    pods.is_related(self.node, Kind::PersistentVolumeClaim, namespace, claim)
+                })
+            }
+            Kind::VolumeAttachment => self.known.attachments.read().node(name) == Some(self.node),
+            Kind::Secret => {
+                let secret: Key = (namespace.into(), name.into());
+                let volumes = self.known.volumes.read();
+                pods.is_related(self.node, kind, namespace, name)
+                    || pods.any_claim(self.node, |claim| volumes.needs_secret(claim, &secret))
+            }
+            kind => pods.is_related(self.node, kind, namespace, name),
         }
     }
 

@@ -20,6 +20,10 @@ pub(super) enum Kind {
     ServiceAccount,
     /// A persistent volume claim, its own or an ephemeral volume's.
     PersistentVolumeClaim,
+    /// A volume that such a claim is bound to.
+    PersistentVolume,
+    /// A volume that is attached to the node.
+    VolumeAttachment,
     /// A resource claim, its own or one made from a template.
     ResourceClaim,
 }

@@ -3,6 +3,7 @@
 
 mod pod;
 mod service;
+mod storage;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -22,6 +23,10 @@ pub fn apply_defaults(resource: &Resource, object: &mut Value) {
         ("", "Namespace") => namespace(map),
         ("", "Node") => node(map),
         ("", "Endpoints") => endpoints(map),
+        ("", "PersistentVolume") => storage::volume(map),
+        ("", "PersistentVolumeClaim") => storage::claim(map),
+        ("storage.k8s.io", "StorageClass") => storage::class(map),
+        ("storage.k8s.io", "CSIDriver") => storage::driver(map),
         ("discovery.k8s.io", "EndpointSlice") => endpoint_slice(map),
         ("rbac.authorization.k8s.io", "RoleBinding" | "ClusterRoleBinding") => binding(map),
         _ => {}

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::storage;
 use crate::schema::quantity::Quantity;
 use crate::schema::value::{default, default_absent, is_zero, items_mut, map_mut, text};
 
@@ -174,15 +175,16 @@ fn volume(volume: &mut Map<String, Value>) {
             }
         }
     }
-    if let Some(path) = map_mut(volume, "hostPath") {
-        default_absent(path, "type", "");
-    }
     if let Some(image) = map_mut(volume, "image") {
         let policy = pull_policy(image.get("reference").map_or("", text));
         default(image, "pullPolicy", policy);
     }
-    if let Some(iscsi) = map_mut(volume, "iscsi") {
-        default(iscsi, "iscsiInterface", "default");
+    storage::source(volume);
+    if let Some(template) =
+        map_mut(volume, "ephemeral").and_then(|source| map_mut(source, "volumeClaimTemplate"))
+        && let Some(spec) = map_mut(template, "spec")
+    {
+        storage::claim_spec(spec);
     }
 }
 

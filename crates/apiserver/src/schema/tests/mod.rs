@@ -5,6 +5,7 @@ mod defaulting;
 mod pod_rules;
 mod preparing;
 mod rules;
+mod storage_rules;
 
 use serde_json::{Value, json};
 

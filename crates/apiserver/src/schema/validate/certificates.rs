@@ -1,6 +1,6 @@
 //! Rules for certificate requests, and which part of one each subresource may change.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
@@ -10,6 +10,7 @@ use crate::schema::names;
 use crate::schema::value::{items, same, text};
 
 const SHORTEST_SECONDS: i64 = 600;
+const BUNDLE_SIZE: usize = 1 << 20;
 const LEGACY_SIGNER: &str = "kubernetes.io/legacy-unknown";
 
 /// What an update is allowed to change.
@@ -139,5 +140,65 @@ fn status(request: &Value, causes: &mut Causes) {
     let certificate = text(&request["status"]["certificate"]);
     if let Err(error) = certificates::check_issued(certificate) {
         causes.invalid(&path.child("certificate"), "<certificate data>", error);
+    }
+}
+
+/// Certificates that many trust: those of one signer, whose name theirs begins with, or of nobody.
+pub(super) fn trust_bundle(bundle: &Value, old: Option<&Value>, causes: &mut Causes) {
+    let path = Path::root("spec");
+    let signer = text(&bundle["spec"]["signerName"]);
+    bundle_name(signer, text(&bundle["metadata"]["name"]), causes);
+    if !signer.is_empty() {
+        signer_name(&path.child("signerName"), signer, causes);
+    }
+    let certificates = &bundle["spec"]["trustBundle"];
+    if old.is_none_or(|old| old["spec"]["trustBundle"] != *certificates) {
+        trust_anchors(&path.child("trustBundle"), text(certificates), causes);
+    }
+    if let Some(old) = old {
+        let (new, old) = (&bundle["spec"]["signerName"], &old["spec"]["signerName"]);
+        super::immutable(&path.child("signerName"), new, old, causes);
+    }
+}
+
+fn bundle_name(signer: &str, name: &str, causes: &mut Causes) {
+    let path = Path::root("metadata");
+    let path = path.child("name");
+    let prefix = format!("{}:", signer.replace('/', ":"));
+    match (signer, name.strip_prefix(&prefix)) {
+        ("", _) if name.contains(':') => {
+            let why = "ClusterTrustBundle without signer name must not have \":\" in its name";
+            causes.invalid(&path, name, why);
+        }
+        ("", _) => causes.each(&path, name, names::dns_subdomain(name)),
+        (_, Some(rest)) => causes.each(&path, name, names::dns_subdomain(rest)),
+        (_, None) => {
+            let why = format!(
+                "ClusterTrustBundle for signerName {signer} must be named with prefix {prefix}"
+            );
+            causes.invalid(&path, name, why);
+        }
+    }
+}
+
+fn trust_anchors(path: &Path<'_>, text: &str, causes: &mut Causes) {
+    if text.len() > BUNDLE_SIZE {
+        return causes.too_long(path, BUNDLE_SIZE);
+    }
+    let anchors = match certificates::trust_anchors(text) {
+        Ok(anchors) => anchors,
+        Err(faults) => {
+            return faults.iter().for_each(|why| causes.invalid(path, "<value omitted>", why));
+        }
+    };
+    if anchors.is_empty() {
+        causes.invalid(path, "<value omitted>", "at least one trust anchor must be provided");
+    }
+    let mut seen = BTreeMap::new();
+    for (i, anchor) in anchors.iter().enumerate() {
+        if let Some(first) = seen.insert(anchor, i) {
+            let why = format!("duplicate trust anchor (indices [{first} {i}])");
+            causes.invalid(path, "<value omitted>", why);
+        }
     }
 }

@@ -45,6 +45,8 @@ fn name_rule(resource: &Resource) -> fn(&str) -> Vec<String> {
         "Namespace" | "Service" => names::dns_label,
         _ if resource.group == "rbac.authorization.k8s.io" => names::path_segment,
         "CertificateSigningRequest" => names::path_segment,
+        // what it may be called depends on its signer, see `certificates`
+        "ClusterTrustBundle" => names::path_segment,
         _ => names::dns_subdomain,
     }
 }

@@ -2,15 +2,18 @@
 //! per broken rule. Objects come here conformed, defaulted and prepared.
 
 mod certificates;
+mod claim;
 mod container;
 mod handlers;
 mod meta;
 mod network;
+mod persistent_volume;
 mod plain;
 mod pod;
 mod pod_parts;
 mod pod_update;
 mod rbac;
+mod storage;
 mod volume;
 
 use serde_json::Value;
@@ -20,6 +23,7 @@ use super::events::to_storage;
 use super::field::{Causes, Path};
 use super::value::{same, text};
 use crate::facts::{Resource, lookup};
+use crate::selector::LabelSelector;
 use crate::status::StatusError;
 
 /// Checks a new object: 422 with one cause per broken rule.
@@ -62,7 +66,9 @@ pub fn validate_status_update(
         ("", "Node") => plain::node_update(object, old, &mut causes),
         ("", "Namespace") => plain::namespace_status(object, &mut causes),
         ("", "ReplicationController") => plain::controller_status(object, &mut causes),
-        ("certificates.k8s.io", _) => {
+        ("", "PersistentVolumeClaim") => claim::status(object, &mut causes),
+        ("storage.k8s.io", "VolumeAttachment") => storage::attachment_status(object, &mut causes),
+        ("certificates.k8s.io", "CertificateSigningRequest") => {
             certificates::update(object, old, Part::Status, &mut causes);
         }
         _ => {}
@@ -164,6 +170,12 @@ fn check(resource: &Resource, object: &Value, old: Option<&Value>, causes: &mut 
         ("", "Service") => network::service(object, old, causes),
         ("", "Endpoints") => network::endpoints(object, causes),
         ("discovery.k8s.io", _) => network::endpoint_slice(object, old, causes),
+        ("", "PersistentVolumeClaim") => claim::claim(object, old, causes),
+        ("", "PersistentVolume") => persistent_volume::volume(object, old, causes),
+        ("storage.k8s.io", kind) => storage::check(kind, object, old, causes),
+        ("certificates.k8s.io", "ClusterTrustBundle") => {
+            certificates::trust_bundle(object, old, causes);
+        }
         ("certificates.k8s.io", _) => match old {
             None => certificates::create(object, causes),
             Some(old) => certificates::update(object, old, Part::Rest, causes),
@@ -184,6 +196,15 @@ fn check(resource: &Resource, object: &Value, old: Option<&Value>, causes: &mut 
 fn immutable(path: &Path<'_>, new: &Value, old: &Value, causes: &mut Causes) {
     if !same(new, old) {
         causes.invalid(path, new, "field is immutable");
+    }
+}
+
+/// A selector of labels that can be asked.
+fn selector(path: &Path<'_>, selector: &Value, causes: &mut Causes) {
+    if !selector.is_null()
+        && let Err(why) = LabelSelector::of(selector)
+    {
+        causes.invalid(path, selector, why);
     }
 }
 

@@ -5,7 +5,6 @@ use serde_json::Value;
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
 use crate::schema::value::{items, same, text};
-use crate::selector::LabelSelector;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
@@ -66,9 +65,7 @@ fn aggregation(rule: &Value, causes: &mut Causes) {
         causes.required(&path, why);
     }
     for (i, selector) in selectors.iter().enumerate() {
-        if let Err(why) = LabelSelector::of(selector) {
-            causes.invalid(&path.index(i), selector, why);
-        }
+        super::selector(&path.index(i), selector, causes);
     }
 }
 

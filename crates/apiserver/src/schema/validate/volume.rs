@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::one_of;
+use super::{claim, one_of, storage};
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
 use crate::schema::quantity::Quantity;
@@ -90,11 +90,13 @@ fn source(path: &Path<'_>, volume: &Value, causes: &mut Causes) {
             "persistentVolumeClaim" => {
                 required(&path.child("claimName"), &source["claimName"], causes)
             }
-            "csi" => required(&path.child("driver"), &source["driver"], causes),
-            "nfs" => {
-                required(&path.child("server"), &source["server"], causes);
-                required(&path.child("path"), &source["path"], causes);
+            "ephemeral" => {
+                let template = path.child("volumeClaimTemplate");
+                claim::template(&template, &source["volumeClaimTemplate"], causes);
             }
+            "csi" => csi(&path, source, causes),
+            "nfs" => nfs(&path, source, causes),
+            "iscsi" => iscsi(&path, source, causes),
             _ => {}
         }
     }
@@ -116,16 +118,53 @@ fn empty_dir(path: &Path<'_>, source: &Value, causes: &mut Causes) {
     }
 }
 
-fn host_path(path: &Path<'_>, source: &Value, causes: &mut Causes) {
-    match text(&source["path"]) {
-        "" => causes.required(&path.child("path"), ""),
-        given => {
-            no_backsteps(&path.child("path"), given, causes);
-            let kind = text(&source["type"]);
-            if !HOST_PATH_TYPES.contains(&kind) {
-                causes.not_supported(&path.child("type"), kind, &HOST_PATH_TYPES);
-            }
+pub(super) fn host_path(path: &Path<'_>, source: &Value, causes: &mut Causes) {
+    self::path(&path.child("path"), &source["path"], causes);
+    let kind = text(&source["type"]);
+    if !text(&source["path"]).is_empty() && !HOST_PATH_TYPES.contains(&kind) {
+        causes.not_supported(&path.child("type"), kind, &HOST_PATH_TYPES);
+    }
+}
+
+/// A path on a node.
+pub(super) fn path(path: &Path<'_>, given: &Value, causes: &mut Causes) {
+    required(path, given, causes);
+    no_backsteps(path, text(given), causes);
+}
+
+pub(super) fn nfs(path: &Path<'_>, source: &Value, causes: &mut Causes) {
+    required(&path.child("server"), &source["server"], causes);
+    required(&path.child("path"), &source["path"], causes);
+    if !text(&source["path"]).is_empty() && !text(&source["path"]).starts_with('/') {
+        causes.invalid(&path.child("path"), &source["path"], "must be an absolute path");
+    }
+}
+
+pub(super) fn iscsi(path: &Path<'_>, source: &Value, causes: &mut Causes) {
+    required(&path.child("targetPortal"), &source["targetPortal"], causes);
+    required(&path.child("iqn"), &source["iqn"], causes);
+    for field in ["iqn", "initiatorName"] {
+        let name = text(&source[field]);
+        if !name.is_empty() && !["iqn", "eui", "naa"].iter().any(|kind| name.starts_with(kind)) {
+            let why = "must be valid format starting with iqn, eui, or naa";
+            causes.invalid(&path.child(field), name, why);
         }
+    }
+    if let Some(lun) = source["lun"].as_i64().filter(|lun| !(0..=255).contains(lun)) {
+        causes.invalid(&path.child("lun"), &lun, names::range(0, 255));
+    }
+    let needs_secret = source["chapAuthDiscovery"] == true || source["chapAuthSession"] == true;
+    if needs_secret && source["secretRef"].is_null() {
+        causes.required(&path.child("secretRef"), "");
+    }
+}
+
+fn csi(path: &Path<'_>, source: &Value, causes: &mut Causes) {
+    storage::driver_name(&path.child("driver"), text(&source["driver"]), causes);
+    let secret = &source["nodePublishSecretRef"];
+    if !secret.is_null() {
+        let path = path.child("nodePublishSecretRef");
+        required(&path.child("name"), &secret["name"], causes);
     }
 }
 
@@ -198,15 +237,19 @@ fn projected(path: &Path<'_>, projected: &Value, causes: &mut Causes) {
 
 fn token(path: &Path<'_>, token: &Value, causes: &mut Causes) {
     let seconds = token["expirationSeconds"].as_i64().unwrap_or(0);
-    let field = path.child("expirationSeconds");
-    if seconds < 600 {
-        causes.invalid(&field, &seconds, "may not specify a duration less than 10 minutes");
-    }
-    if seconds > 1 << 32 {
-        causes.invalid(&field, &seconds, "may not specify a duration larger than 2^32 seconds");
-    }
+    token_life(&path.child("expirationSeconds"), seconds, causes);
     required(&path.child("path"), &token["path"], causes);
     local(&path.child("path"), text(&token["path"]), causes);
+}
+
+/// How long a token may be good for.
+pub(super) fn token_life(path: &Path<'_>, seconds: i64, causes: &mut Causes) {
+    if seconds < 600 {
+        causes.invalid(path, &seconds, "may not specify a duration less than 10 minutes");
+    }
+    if seconds > 1 << 32 {
+        causes.invalid(path, &seconds, "may not specify a duration larger than 2^32 seconds");
+    }
 }
 
 fn mode(path: &Path<'_>, value: &Value, causes: &mut Causes) {

@@ -1,0 +1,132 @@
+//! What a cluster adds to volumes and claims: a class to claims that name none, and finalizers that
+//! keep both while they are used; and which claims may grow.
+
+use serde_json::{Value, json};
+
+use crate::facts::{Resource, lookup};
+use crate::object;
+use crate::operations::Api;
+use crate::schema::quantity::Quantity;
+use crate::schema::value::text;
+use crate::status::StatusError;
+
+/// Holds a volume that is bound.
+pub(crate) const VOLUME_PROTECTION: &str = "kubernetes.io/pv-protection";
+/// Holds a claim that pods use.
+pub(crate) const CLAIM_PROTECTION: &str = "kubernetes.io/pvc-protection";
+/// Holds a class of attributes that claims or volumes have.
+pub(crate) const ATTRIBUTES_PROTECTION: &str = "kubernetes.io/vac-protection";
+
+/// The name of a class in an annotation, of long ago.
+const BETA_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
+const IS_DEFAULT: [&str; 2] = [
+    "storageclass.kubernetes.io/is-default-class",
+    "storageclass.beta.kubernetes.io/is-default-class",
+];
+
+/// A resource of storage.k8s.io that this crate itself works with.
+pub(crate) fn resource(plural: &str) -> Result<&'static Resource, StatusError> {
+    lookup("storage.k8s.io", "v1", plural)
+        .ok_or_else(|| StatusError::internal(format!("no resource {plural}")))
+}
+
+/// The class of a claim or of a volume; `None` when it does not say, and empty when it wants none.
+pub(crate) fn class_of(object: &Value) -> Option<&str> {
+    let annotation = object["metadata"]["annotations"][BETA_CLASS].as_str();
+    annotation.or_else(|| object["spec"]["storageClassName"].as_str())
+}
+
+/// Whether claims that name no class get this one.
+pub(crate) fn is_default(class: &Value) -> bool {
+    IS_DEFAULT.iter().any(|annotation| class["metadata"]["annotations"][*annotation] == "true")
+}
+
+/// The class of claims that name none: the newest that is marked so, of equally old ones the first.
+pub(crate) fn default_class<'a>(classes: impl Iterator<Item = &'a Value>) -> Option<&'a str> {
+    // Whole seconds in UTC sort as text.
+    let age = |class: &Value| text(&class["metadata"]["creationTimestamp"]).to_owned();
+    let defaults = classes.filter(|class| is_default(class));
+    let newest = defaults
+        .max_by(|a, b| age(a).cmp(&age(b)).then_with(|| object::name(b).cmp(object::name(a))));
+    newest.map(object::name)
+}
+
+/// What a new object gets.
+pub(crate) async fn admit_create(
+    api: &Api,
+    kind: &str,
+    object: &mut Value,
+) -> Result<(), StatusError> {
+    let finalizer = match kind {
+        "PersistentVolume" => VOLUME_PROTECTION,
+        "PersistentVolumeClaim" => CLAIM_PROTECTION,
+        "VolumeAttributesClass" => ATTRIBUTES_PROTECTION,
+        _ => return Ok(()),
+    };
+    protect(object, finalizer);
+    if kind == "PersistentVolumeClaim" && class_of(object).is_none() {
+        let classes = api.list_all(resource("storageclasses")?, "").await?;
+        if let Some(class) = default_class(classes.iter()) {
+            object::child_mut(object, "spec").insert("storageClassName".into(), class.into());
+        }
+    }
+    Ok(())
+}
+
+fn protect(object: &mut Value, finalizer: &str) {
+    let finalizers = object::metadata_mut(object).entry("finalizers").or_insert_with(|| json!([]));
+    if let Some(list) = finalizers.as_array_mut()
+        && !list.iter().any(|own| own == finalizer)
+    {
+        list.push(finalizer.into());
+    }
+}
+
+/// The finalizer is gone from the object's list.
+pub(crate) fn unprotect(object: &mut Value, finalizer: &str) {
+    let metadata = object::metadata_mut(object);
+    let Some(list) = metadata.get_mut("finalizers").and_then(Value::as_array_mut) else { return };
+    list.retain(|own| own != finalizer);
+    if list.is_empty() {
+        metadata.remove("finalizers");
+    }
+}
+
+/// The class of a claim, if it lets claims grow: asked for before an update of the claim.
+pub(crate) async fn expandable_class(
+    api: &Api,
+    claims: &Resource,
+    (namespace, name): (&str, &str),
+) -> Result<Option<String>, StatusError> {
+    let Some(claim) = api.registry.find(claims, namespace, name).await? else { return Ok(None) };
+    let Some(class) = class_of(&claim).filter(|class| !class.is_empty()) else { return Ok(None) };
+    let found = api.registry.find(resource("storageclasses")?, "", class).await?;
+    Ok(found.filter(|class| class["allowVolumeExpansion"] == true).map(|_| class.to_owned()))
+}
+
+/// A claim grows once it is bound, and when its class lets it.
+pub(crate) fn admit_resize(
+    claims: &Resource,
+    expandable_class: Option<&str>,
+    new: &Value,
+    old: &Value,
+) -> Result<(), StatusError> {
+    let size = |claim: &Value| {
+        let size = Quantity::parse(text(&claim["spec"]["resources"]["requests"]["storage"]));
+        size.map_or(0, Quantity::amount)
+    };
+    if size(new) <= size(old) {
+        return Ok(());
+    }
+    let refuse = |why| Err(StatusError::forbidden(claims, object::name(old), why));
+    if old["status"]["phase"] != "Bound" {
+        return refuse("Only bound persistent volume claims can be expanded");
+    }
+    let is_of_class = |claim: &Value| class_of(claim).is_some_and(|c| Some(c) == expandable_class);
+    if !is_of_class(new) || !is_of_class(old) {
+        return refuse(
+            "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize",
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,138 @@
+//! What leads from volumes and attachments to a node.
+
+use serde_json::{Value, json};
+
+use super::NodeAuthorizer;
+use crate::auth::User;
+use crate::authz::{Access, ResourceTarget, Target};
+
+fn node(name: &str) -> User {
+    User {
+        name: format!("system:node:{name}"),
+        groups: vec!["system:nodes".into()],
+        ..User::default()
+    }
+}
+
+/// Whether node n1 may do this to `[group/]resource[/subresource] [namespace/]name`.
+fn may(authorizer: &NodeAuthorizer, verb: &str, resource: &str, object: &str) -> bool {
+    let (group, resource) = match resource.rsplit_once(':') {
+        Some((group, resource)) => (group, resource),
+        None => ("", resource),
+    };
+    let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+    let (namespace, name) = object.split_once('/').unwrap_or(("", object));
+    let target = ResourceTarget {
+        group,
+        resource,
+        subresource,
+        namespace,
+        name,
+        ..ResourceTarget::default()
+    };
+    let user = node("n1");
+    authorizer.decide(&Access { user: &user, verb, target: Target::Resource(target) }).is_allowed()
+}
+
+fn pod(name: &str, node: &str, claim: &str) -> Value {
+    json!({
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "ns"},
+        "spec": {
+            "nodeName": node,
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}],
+        },
+    })
+}
+
+fn volume(name: &str, claim: &str, source: Value) -> Value {
+    let mut volume = json!({
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {"claimRef": {"namespace": "ns", "name": claim}},
+    });
+    let spec = volume["spec"].as_object_mut().unwrap();
+    spec.extend(source.as_object().unwrap().clone());
+    volume
+}
+
+fn attachment(name: &str, node: &str) -> Value {
+    json!({"kind": "VolumeAttachment", "metadata": {"name": name}, "spec": {"nodeName": node}})
+}
+
+fn csi() -> Value {
+    let secret = |name: &str| json!({"namespace": "drivers", "name": name});
+    json!({"csi": {
+        "driver": "d",
+        "nodePublishSecretRef": secret("publish"),
+        "nodeStageSecretRef": secret("stage"),
+        "nodeExpandSecretRef": secret("expand"),
+        "controllerPublishSecretRef": secret("controller"),
+        "controllerExpandSecretRef": secret("controller"),
+    }})
+}
+
+#[test]
+fn a_pod_leads_to_volume_secrets_and_attachments() {
+    let authorizer = NodeAuthorizer::new().unwrap();
+    for object in [
+        pod("p", "n1", "data"),
+        pod("q", "n2", "theirs"),
+        volume("v", "data", csi()),
+        volume("w", "theirs", json!({"iscsi": {"secretRef": {"name": "chap"}}})),
+        attachment("a1", "n1"),
+        attachment("a2", "n2"),
+    ] {
+        authorizer.put(&object);
+    }
+    let table = [
+        ("get", "persistentvolumeclaims", "ns/data", true),
+        ("get", "persistentvolumeclaims", "ns/theirs", false),
+        ("list", "persistentvolumeclaims", "ns/", false),
+        ("patch", "persistentvolumeclaims/status", "ns/data", true),
+        ("patch", "persistentvolumeclaims/status", "ns/theirs", false),
+        ("delete", "persistentvolumeclaims", "ns/data", false),
+        ("get", "persistentvolumes", "v", true),
+        ("get", "persistentvolumes", "w", false),
+        ("list", "persistentvolumes", "", false),
+        ("patch", "persistentvolumes", "v", false),
+        ("get", "secrets", "drivers/publish", true),
+        ("get", "secrets", "drivers/stage", true),
+        ("watch", "secrets", "drivers/expand", true),
+        ("get", "secrets", "drivers/controller", false),
+        ("get", "secrets", "ns/publish", false),
+        ("get", "secrets", "ns/chap", false),
+        ("get", "storage.k8s.io:volumeattachments", "a1", true),
+        ("get", "storage.k8s.io:volumeattachments", "a2", false),
+        ("list", "storage.k8s.io:volumeattachments", "", false),
+        ("create", "storage.k8s.io:volumeattachments", "", false),
+        ("list", "storage.k8s.io:csidrivers", "", true),
+        ("get", "storage.k8s.io:storageclasses", "fast", false),
+        ("patch", "storage.k8s.io:csinodes", "n1", true),
+        ("patch", "storage.k8s.io:csinodes", "n2", false),
+        ("watch", "certificates.k8s.io:clustertrustbundles", "", true),
+    ];
+    for (verb, resource, object, expected) in table {
+        assert_eq!(
+            may(&authorizer, verb, resource, object),
+            expected,
+            "{verb} {resource} {object}"
+        );
+    }
+}
+
+#[test]
+fn what_ends_leads_nowhere() {
+    let authorizer = NodeAuthorizer::new().unwrap();
+    authorizer.put(&pod("p", "n1", "data"));
+    authorizer.put(&volume("v", "data", json!({"iscsi": {"secretRef": {"name": "chap"}}})));
+    let get = |resource, object| may(&authorizer, "get", resource, object);
+    assert!(get("persistentvolumes", "v"));
+    assert!(get("secrets", "ns/chap"), "without a namespace, it is in the claim's");
+    authorizer.put(&volume("v", "other", csi()));
+    assert!(!get("persistentvolumes", "v"));
+    assert!(!get("secrets", "ns/chap") && !get("secrets", "drivers/publish"));
+    authorizer.put(&volume("v", "data", csi()));
+    authorizer.put(&pod("p", "n2", "data"));
+    assert!(!get("persistentvolumes", "v") && !get("secrets", "drivers/publish"));
+}

@@ -1,0 +1,170 @@
+//! Binds claims to volumes, makes the claims of ephemeral volumes, keeps what is used from being
+//! deleted, and says which volumes are to be attached to which node: stand-ins for the volume
+//! controllers of a full cluster, which are told to stay away by `--bind-volumes=false`.
+//!
+//! One task, fed by the store's watches: a change names what is to be looked at (`world`), pure
+//! rules say what is next for it (`binder`, `matching`, `attachments`), and `writes` and `consumers`
+//! do that.
+//!
+//! Current limitations: no volume is made or recycled here, that is a provisioner's.
+
+mod attachments;
+mod binder;
+mod consumers;
+mod events;
+mod matching;
+mod pod;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests;
+mod world;
+mod writes;
+
+use std::collections::BTreeSet;
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::select_all;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use self::events::Teller;
+use self::world::{Item, World};
+use crate::admission::{core, storage};
+use crate::object;
+use crate::operations::Api;
+use crate::registry::{self, Change, Subscription};
+use crate::status::StatusError;
+
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What the cluster's administrator chose.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// Whether data below `/tmp` of this machine is deleted with its volume.
+    pub(crate) delete_host_paths: bool,
+}
+
+/// Runs until `stop`.
+pub(crate) async fn run(api: &Api, settings: Settings, stop: CancellationToken) {
+    loop {
+        let ended = tokio::select! {
+            () = stop.cancelled() => return,
+            ended = follow(api, settings) => ended,
+        };
+        if let Err(error) = ended {
+            tracing::warn!(%error, "looking after volumes");
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = sleep(RETRY) => {}
+        }
+    }
+}
+
+/// The one task.
+struct Task<'a> {
+    api: &'a Api,
+    settings: Settings,
+    world: World,
+    work: BTreeSet<Item>,
+    /// What could not be done, for another try.
+    failed: BTreeSet<Item>,
+    teller: Teller,
+}
+
+/// Looks at everything, and then at what changes, until it misses something.
+async fn follow(api: &Api, settings: Settings) -> Result<(), StatusError> {
+    let followed = [
+        core("nodes")?,
+        core("pods")?,
+        core("persistentvolumes")?,
+        core("persistentvolumeclaims")?,
+        storage::resource("storageclasses")?,
+        storage::resource("csidrivers")?,
+        storage::resource("volumeattachments")?,
+        storage::resource("volumeattributesclasses")?,
+    ];
+    // Subscribed before the look around, so that nothing in between is missed.
+    let after = api.registry.store().revision().await.map_err(registry::refusal)?;
+    let mut task = Task {
+        api,
+        settings,
+        world: World::default(),
+        work: BTreeSet::new(),
+        failed: BTreeSet::new(),
+        teller: Teller::default(),
+    };
+    let mut feeds = Vec::new();
+    for resource in followed {
+        feeds.push(api.registry.feeds().subscribe(resource, after).await?);
+        for object in api.list_all(resource, "").await? {
+            task.world.put(&object, &mut task.work);
+        }
+    }
+    task.work = task.world.everything();
+    loop {
+        // All that has come is known before anything is decided.
+        while let Some(change) = next(&mut feeds).now_or_never() {
+            let Some(change) = change? else { return Ok(()) };
+            task.apply(&change);
+        }
+        if let Some(item) = task.work.pop_first() {
+            task.look_at(item).await;
+            continue;
+        }
+        tokio::select! {
+            change = next(&mut feeds) => {
+                let Some(change) = change? else { return Ok(()) };
+                task.apply(&change);
+            }
+            () = another_try(!task.failed.is_empty()) => {
+                task.work.append(&mut task.failed);
+            }
+        }
+    }
+}
+
+async fn another_try(is_wanted: bool) {
+    match is_wanted {
+        true => sleep(RETRY).await,
+        false => pending().await,
+    }
+}
+
+/// The next change of any resource. `None`: one is missed.
+async fn next(feeds: &mut [Subscription]) -> Result<Option<Arc<Change>>, StatusError> {
+    select_all(feeds.iter_mut().map(|feed| feed.next().boxed())).await.0
+}
+
+impl Task<'_> {
+    fn apply(&mut self, change: &Change) {
+        if let Some(object) = change.current.as_ref().and_then(|current| current.value()) {
+            self.world.put(object, &mut self.work);
+        } else if let Some(last) = change.previous.as_ref().and_then(|last| last.value()) {
+            self.world.remove(last, &mut self.work);
+            self.teller.forget(object::uid(last));
+        }
+    }
+
+    /// Does what is next for one thing. One that cannot be handled holds up no other.
+    async fn look_at(&mut self, item: Item) {
+        let done = match &item {
+            Item::Pod(key) => self.pod(key).await,
+            Item::Claim(key) => self.claim(key).await,
+            Item::Volume(name) => self.volume(name).await,
+            Item::Node(name) => self.node(name).await,
+            Item::Attributes(name) => self.attributes(name).await,
+        };
+        match done {
+            Ok(()) => {}
+            Err(error) if error.code == 404 => {}
+            Err(error) => {
+                tracing::warn!(%error, ?item, "looking after volumes");
+                self.failed.insert(item);
+            }
+        }
+    }
+}

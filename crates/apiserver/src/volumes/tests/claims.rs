@@ -1,0 +1,191 @@
+//! Which volume an open claim gets, and why it waits.
+
+use super::*;
+
+#[test]
+fn the_smallest_volume_that_fits_is_chosen() {
+    let plain = |_: &mut Value| {};
+    let volumes = [
+        volume_of("small", "1Gi", plain),
+        volume_of("big", "100Gi", plain),
+        volume_of("right", "5Gi", plain),
+        volume_of("shared", "3Gi", |v| {
+            v["spec"]["accessModes"] = json!(["ReadWriteOnce", "ReadWriteMany"]);
+        }),
+        volume_of("block", "3Gi", |v| v["spec"]["volumeMode"] = "Block".into()),
+        volume_of("fast", "3Gi", |v| v["spec"]["storageClassName"] = "fast".into()),
+        volume_of("new", "3Gi", |v| v["status"]["phase"] = "Pending".into()),
+        volume_of("going", "3Gi", |v| {
+            v["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        }),
+        volume_of("labelled", "50Gi", |v| v["metadata"]["labels"] = json!({"tier": "gold"})),
+        volume_of("other's", "3Gi", |v| v["spec"]["claimRef"] = meant_for("other", "")),
+        volume_of("tuned", "3Gi", |v| v["spec"]["volumeAttributesClassName"] = "gold".into()),
+    ];
+    type Change = fn(&mut Value);
+    let table: [(&str, Change, Option<&str>); 10] = [
+        ("3Gi", |_| {}, Some("right")),
+        ("5Gi", |_| {}, Some("right")),
+        ("5.1Gi", |_| {}, Some("labelled")),
+        ("60Gi", |_| {}, Some("big")),
+        ("200Gi", |_| {}, None),
+        ("1Gi", |c| c["spec"]["accessModes"] = json!(["ReadWriteMany"]), Some("shared")),
+        ("1Gi", |c| c["spec"]["volumeMode"] = "Block".into(), Some("block")),
+        ("1Gi", |c| c["spec"]["storageClassName"] = "fast".into(), Some("fast")),
+        (
+            "1Gi",
+            |c| c["spec"]["selector"] = json!({"matchLabels": {"tier": "gold"}}),
+            Some("labelled"),
+        ),
+        ("1Gi", |c| c["spec"]["volumeAttributesClassName"] = "gold".into(), Some("tuned")),
+    ];
+    for (size, change, expected) in table {
+        let claim = claim_of("c", size, change);
+        let mut objects = volumes.to_vec();
+        objects.push(claim.clone());
+        assert_eq!(bound_to(&objects).as_deref(), expected, "{claim}");
+    }
+}
+
+#[test]
+fn a_volume_meant_for_the_claim_comes_first() {
+    let claim = claim_of("c", "1Gi", |_| {});
+    let meant = |uid: &'static str| {
+        volume_of("meant", "9Gi", move |v| v["spec"]["claimRef"] = meant_for("c", uid))
+    };
+    let other = volume_of("other", "1Gi", |_| {});
+    for (uid, expected) in [("", "meant"), ("uid-c", "meant"), ("of an older life", "other")] {
+        let objects = [claim.clone(), meant(uid), other.clone()];
+        assert_eq!(bound_to(&objects).as_deref(), Some(expected), "{uid}");
+    }
+    let small = volume_of("meant", "1Mi", |v| v["spec"]["claimRef"] = meant_for("c", ""));
+    assert_eq!(bound_to(&[claim, small]), None, "too small even for its own claim");
+}
+
+#[test]
+fn a_claim_that_names_its_volume() {
+    let asking = claim_of("c", "2Gi", |c| c["spec"]["volumeName"] = "v".into());
+    type Change = fn(&mut Value);
+    let table: [(Change, Option<&str>, &str); 7] = [
+        (|_| {}, Some("v"), ""),
+        (|v| v["status"]["phase"] = "Pending".into(), Some("v"), ""),
+        (|v| v["spec"]["capacity"]["storage"] = "1Gi".into(), None, "VolumeMismatch"),
+        (|v| v["spec"]["storageClassName"] = "fast".into(), None, "VolumeMismatch"),
+        (|v| v["spec"]["accessModes"] = json!(["ReadOnlyMany"]), None, "VolumeMismatch"),
+        (|v| v["spec"]["claimRef"] = meant_for("c", "uid-c"), Some("v"), ""),
+        (|v| v["spec"]["claimRef"] = meant_for("d", "uid-d"), None, "FailedBinding"),
+    ];
+    for (change, expected, why) in table {
+        let volume = volume_of("v", "2Gi", change);
+        let objects = [asking.clone(), volume.clone()];
+        assert_eq!(bound_to(&objects).as_deref(), expected, "{volume}");
+        assert_eq!(reason(&next(&objects)), why, "{volume}");
+    }
+    assert_eq!(next(&[asking]), (None, None), "it waits for a volume of that name");
+}
+
+#[test]
+fn why_a_claim_waits() {
+    let of_class = |name: &'static str| {
+        claim_of("c", "1Gi", move |c| c["spec"]["storageClassName"] = name.into())
+    };
+    let table = [
+        (vec![claim_of("c", "1Gi", |_| {})], "FailedBinding"),
+        (vec![of_class("absent")], "ProvisioningFailed"),
+        (
+            vec![of_class("no"), class("no", "Immediate", "kubernetes.io/no-provisioner")],
+            "ProvisioningFailed",
+        ),
+        (
+            vec![of_class("late"), class("late", "WaitForFirstConsumer", "csi.example.com")],
+            "WaitForFirstConsumer",
+        ),
+        (
+            vec![
+                of_class("late"),
+                class("late", "WaitForFirstConsumer", "csi.example.com"),
+                pod("p", "", "c"),
+            ],
+            "WaitForPodScheduled",
+        ),
+    ];
+    for (objects, expected) in table {
+        let decision = next(&objects);
+        assert_eq!((&decision.0, reason(&decision)), (&None, expected), "{objects:?}");
+    }
+}
+
+#[test]
+fn a_provisioner_is_asked_once_and_for_the_node_of_the_first_pod() {
+    let mut claim = claim_of("c", "1Gi", |c| c["spec"]["storageClassName"] = "late".into());
+    let rest = [
+        class("late", "WaitForFirstConsumer", "csi.example.com"),
+        node("n1", "a"),
+        pod("p", "n1", "c"),
+    ];
+    let objects = |claim: &Value| [std::slice::from_ref(claim), &rest[..]].concat();
+    let asked =
+        ClaimStep::Provision { provisioner: "csi.example.com".into(), node: Some("n1".into()) };
+    assert_eq!(next(&objects(&claim)).0, Some(asked));
+    claim["metadata"]["annotations"] = json!({
+        "volume.kubernetes.io/storage-provisioner": "csi.example.com",
+        "volume.beta.kubernetes.io/storage-provisioner": "csi.example.com",
+        "volume.kubernetes.io/selected-node": "n1",
+    });
+    let decision = next(&objects(&claim));
+    assert_eq!((&decision.0, reason(&decision)), (&None, "ExternalProvisioning"));
+}
+
+#[test]
+fn late_binding_looks_for_a_volume_that_the_node_can_use() {
+    let local = |name: &'static str, key: &str, operator: &str, value: &str| {
+        let expression = json!({"key": key, "operator": operator, "values": [value]});
+        let field = if key == "metadata.name" { "matchFields" } else { "matchExpressions" };
+        let terms = json!([{field: [expression]}]);
+        volume_of(name, "1Gi", move |v| {
+            v["spec"]["storageClassName"] = "local".into();
+            v["spec"]["nodeAffinity"] = json!({"required": {"nodeSelectorTerms": terms}});
+        })
+    };
+    let claim = claim_of("c", "1Gi", |c| c["spec"]["storageClassName"] = "local".into());
+    let late = class("local", "WaitForFirstConsumer", "kubernetes.io/no-provisioner");
+    let nodes = [node("n1", "a"), node("n2", "b")];
+    let volumes = [
+        local("v-a", "zone", "In", "a"),
+        local("v-b", "zone", "NotIn", "a"),
+        local("v-n3", "metadata.name", "In", "n3"),
+    ];
+    for (pod_node, expected) in
+        [("", None), ("n1", Some("v-a")), ("n2", Some("v-b")), ("absent", None)]
+    {
+        let mut objects = [&nodes[..], &volumes[..]].concat();
+        objects.extend([claim.clone(), late.clone(), pod("p", pod_node, "c")]);
+        assert_eq!(bound_to(&objects).as_deref(), expected, "{pod_node}");
+    }
+    let mut selected = claim;
+    selected["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = "n2".into();
+    let mut objects = [&nodes[..], &volumes[..]].concat();
+    objects.extend([selected, late]);
+    assert_eq!(bound_to(&objects).as_deref(), Some("v-b"), "the scheduler's choice");
+}
+
+#[test]
+fn a_claim_without_a_class_gets_the_default_one_late() {
+    let claim = claim_of("c", "1Gi", |c| {
+        c["spec"].as_object_mut().unwrap().remove("storageClassName");
+    });
+    let default = |name: &str, time: &str| {
+        let mut class = class(name, "Immediate", "csi.example.com");
+        class["metadata"]["creationTimestamp"] = time.into();
+        class["metadata"]["annotations"] =
+            json!({"storageclass.kubernetes.io/is-default-class": "true"});
+        class
+    };
+    let objects = [
+        claim,
+        default("older", "2026-01-01T00:00:00Z"),
+        default("newer", "2026-01-02T00:00:00Z"),
+        default("next", "2026-01-02T00:00:00Z"),
+    ];
+    assert_eq!(next(&objects).0, Some(ClaimStep::Class("newer".into())));
+}

@@ -1,0 +1,115 @@
+//! What is attached where, and whom changes concern.
+
+use super::*;
+
+fn csi_world(extra: &[Value]) -> World {
+    let csi = bound_volume(|v| {
+        v["spec"].as_object_mut().unwrap().remove("hostPath");
+        v["spec"]["csi"] = json!({"driver": "csi.example.com", "volumeHandle": "h"});
+    });
+    let base = [csi, bound_claim(|_| {}), node("n1", "a"), node("n2", "a")];
+    world(&[&base[..], extra].concat())
+}
+
+const UNIQUE: &str = "kubernetes.io/csi/csi.example.com^h";
+
+#[test]
+fn volumes_are_attached_where_pods_use_them() {
+    let plan_of = |extra: &[Value]| plan(&csi_world(extra), "n1");
+    assert_eq!(plan_of(&[]), Plan::default());
+    let asked = plan_of(&[pod("p", "n1", "c")]);
+    let [attachment] = &asked.attach[..] else { panic!("{asked:?}") };
+    // As upstream names it: the SHA-256 of handle, driver and node.
+    let name = "csi-b443ff371db9b71827ff6dcb6a58f7474195968c4317513778b950b8560576b6";
+    assert_eq!(attachment["metadata"]["name"], name);
+    assert_eq!(
+        attachment["spec"],
+        json!({
+            "attacher": "csi.example.com",
+            "nodeName": "n1",
+            "source": {"persistentVolumeName": "v"},
+        })
+    );
+    let none = json!({
+        "kind": "CSIDriver",
+        "metadata": {"name": "csi.example.com", "resourceVersion": "1"},
+        "spec": {"attachRequired": false},
+    });
+    assert_eq!(plan_of(&[pod("p", "n1", "c"), none]), Plan::default());
+    let mut over = pod("p", "n1", "c");
+    over["status"]["phase"] = "Failed".into();
+    assert_eq!(plan_of(&[over]), Plan::default());
+
+    let mut attachment = attachment.clone();
+    attachment["metadata"]["resourceVersion"] = "1".into();
+    let waiting = plan_of(&[pod("p", "n1", "c"), attachment.clone()]);
+    assert_eq!(waiting, Plan::default());
+    attachment["status"] = json!({"attached": true});
+    let done = plan_of(&[pod("p", "n1", "c"), attachment.clone()]);
+    assert_eq!(done.attached, Some(BTreeSet::from([UNIQUE.to_owned()])));
+
+    // Nobody uses it any more; as long as the node has it mounted, it stays.
+    let mut own = node("n1", "a");
+    own["metadata"]["resourceVersion"] = "2".into();
+    own["status"]["volumesAttached"] = json!([{"name": UNIQUE, "devicePath": ""}]);
+    own["status"]["volumesInUse"] = json!([UNIQUE]);
+    assert_eq!(plan_of(&[attachment.clone(), own.clone()]), Plan::default());
+    own["status"]["volumesInUse"] = json!([]);
+    let gone = plan_of(&[attachment.clone(), own]);
+    assert_eq!(gone.detach, [attachment["metadata"]["name"].as_str().unwrap()]);
+    assert_eq!(gone.attached, Some(BTreeSet::new()), "the node hears of it");
+
+    // Another node may not have it at the same time.
+    let second = plan(&csi_world(&[pod("q", "n2", "c"), attachment]), "n2");
+    assert!(second.attach.is_empty());
+    assert_eq!(second.told[0].1.reason, "FailedAttachVolume");
+}
+
+#[test]
+fn older_news_change_nothing() {
+    let mut world = World::default();
+    let mut work = BTreeSet::new();
+    let at = |revision: &'static str, phase: &'static str| {
+        volume_of("v", "1Gi", move |v| {
+            v["metadata"]["resourceVersion"] = revision.into();
+            v["status"]["phase"] = phase.into();
+        })
+    };
+    world.put(&at("5", "Bound"), &mut work);
+    work.clear();
+    world.put(&at("4", "Available"), &mut work);
+    assert_eq!(world.volumes["v"]["status"]["phase"], "Bound");
+    assert!(work.is_empty());
+    world.remove(&at("4", "Available"), &mut work);
+    assert!(world.volumes.contains_key("v"), "it was made again since");
+    world.remove(&at("6", "Bound"), &mut work);
+    assert!(world.volumes.is_empty() && work.contains(&Item::Volume("v".into())));
+}
+
+#[test]
+fn changes_concern_who_is_related() {
+    let objects =
+        [claim_of("c", "1Gi", |_| {}), volume_of("v", "1Gi", |_| {}), pod("p", "n1", "c")];
+    let mut world = world(&objects);
+    let mut concerned = |object: &Value| {
+        let mut work = BTreeSet::new();
+        let mut newer = object.clone();
+        newer["metadata"]["resourceVersion"] = "9".into();
+        world.put(&newer, &mut work);
+        work
+    };
+    let claim = Item::Claim(key("c"));
+    for object in [
+        volume_of("w", "1Gi", |_| {}),
+        pod("p", "n2", "c"),
+        class("any", "Immediate", "x"),
+        objects[1].clone(),
+    ] {
+        assert!(concerned(&object).contains(&claim), "{object}");
+    }
+    let work = concerned(&objects[0]);
+    for item in [Item::Pod(key("p")), Item::Node("n2".into()), claim] {
+        assert!(work.contains(&item), "{item:?} in {work:?}");
+    }
+    assert!(!concerned(&pod("q", "", "d")).contains(&Item::Claim(key("c"))));
+}
