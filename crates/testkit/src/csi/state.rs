@@ -97,6 +97,9 @@ impl State {
         let planned = self.lock().faults.get(method).map(|p| (p.fault.clone(), p.released.clone()));
         match planned {
             None => Ok(Reply(None)),
+            Some((Fault::Answer(_), _)) => {
+                Err(Status::unimplemented("a driver has nobody behind it to stand in for"))
+            }
             Some((Fault::Error(code, message), _)) => Err(Status::new(code, message)),
             Some((Fault::Delay(delay), _)) => {
                 tokio::time::sleep(delay).await;
