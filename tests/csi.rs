@@ -1,0 +1,373 @@
+//! Volumes of a CSI driver of our own, seen from inside containers, on a real containerd.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use common::{Cluster, FOREVER, PATIENCE, script, uid};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
+use kube::Resource;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use longshore_csi::Code;
+use longshore_csi::v1::node_service_capability::rpc::Type;
+use longshore_testkit::csi::{CsiDriver, CsiOptions};
+use longshore_testkit::fakecri::Fault;
+use longshore_testkit::wait_until;
+use serde_json::{Value, json};
+
+const DRIVER: &str = "csi.example.com";
+
+/// A cluster with a driver, of which nobody has to attach volumes.
+async fn cluster(options: CsiOptions, object: Value) -> (Cluster, CsiDriver) {
+    let cluster = Cluster::start().await;
+    let driver = driver(&cluster, options);
+    if object.is_object() {
+        make::<CSIDriver>(&cluster, DRIVER, json!({"spec": object})).await;
+    }
+    until_told(&cluster).await;
+    (cluster, driver)
+}
+
+fn driver(cluster: &Cluster, options: CsiOptions) -> CsiDriver {
+    let registry = cluster.node.root_dir().join("plugins_registry");
+    CsiDriver::start(options, &cluster.host.dir().join("csi"), &registry).unwrap()
+}
+
+/// Until the cluster knows of the driver.
+async fn until_told(cluster: &Cluster) {
+    let csi_nodes: Api<CSINode> = Api::all(cluster.client.clone());
+    wait_until(PATIENCE, "the driver is in the CSINode", async || {
+        let csi_node = csi_nodes.get(&cluster.host.name()).await.map_err(|e| e.to_string())?;
+        match csi_node.spec.drivers.iter().any(|driver| driver.name == DRIVER) {
+            true => Ok(()),
+            false => Err(format!("{:?}", csi_node.spec.drivers)),
+        }
+    })
+    .await
+    .unwrap();
+}
+
+async fn make<K>(cluster: &Cluster, name: &str, fields: Value) -> K
+where
+    K: Resource<DynamicType = ()>
+        + Clone
+        + serde::de::DeserializeOwned
+        + serde::Serialize
+        + std::fmt::Debug,
+{
+    let mut object = fields;
+    object["metadata"]["name"] = json!(name);
+    let object: K = serde_json::from_value(object).unwrap();
+    Api::<K>::all(cluster.client.clone()).create(&PostParams::default(), &object).await.unwrap()
+}
+
+/// A volume of the driver and a claim that is bound to it, both of that name.
+async fn volume(cluster: &Cluster, name: &str, spec: Value) {
+    let mut claim = json!({
+        "metadata": {"name": name},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "volumeName": name, "storageClassName": "",
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    });
+    if spec["volumeMode"] == "Block" {
+        claim["spec"]["volumeMode"] = json!("Block");
+    }
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(cluster.client.clone(), "default");
+    let claim: PersistentVolumeClaim = serde_json::from_value(claim).unwrap();
+    let claim = claims.create(&PostParams::default(), &claim).await.unwrap();
+    let mut persistent = json!({"spec": {
+        "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "storageClassName": "",
+        "csi": {"driver": DRIVER, "volumeHandle": format!("handle-of-{name}"), "fsType": "ext4"},
+        "claimRef": {"namespace": "default", "name": name, "uid": claim.metadata.uid},
+    }});
+    json_merge(&mut persistent["spec"], spec);
+    make::<PersistentVolume>(cluster, name, persistent).await;
+    let bound = json!({"status": {
+        "phase": "Bound", "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"},
+    }});
+    let patch = Patch::Merge(bound);
+    claims.patch_status(name, &PatchParams::default(), &patch).await.unwrap();
+}
+
+fn json_merge(object: &mut Value, fields: Value) {
+    for (key, value) in fields.as_object().unwrap() {
+        match &mut object[key] {
+            known @ Value::Object(_) => json_merge(known, value.clone()),
+            known => *known = value.clone(),
+        }
+    }
+}
+
+/// A pod whose container runs a script with the claim at `/data`.
+fn with_claim(claim: &str, text: &str) -> Value {
+    let mut spec = script(text);
+    spec["volumes"] = json!([{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]);
+    spec["containers"][0]["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
+    spec
+}
+
+fn no_attach() -> Value {
+    json!({"attachRequired": false, "podInfoOnMount": true, "fsGroupPolicy": "File",
+           "volumeLifecycleModes": ["Persistent", "Ephemeral"]})
+}
+
+/// The calls about volumes, without those that ask what the driver can do.
+fn calls(driver: &CsiDriver) -> Vec<String> {
+    let calls = driver.calls().into_iter().map(|(method, _)| method);
+    calls.filter(|method| method != "NodeGetCapabilities").collect()
+}
+
+async fn until_called(driver: &CsiDriver, method: &str, times: usize) {
+    wait_until(PATIENCE, &format!("{method} is called"), async || match driver.count(method) {
+        count if count >= times => Ok(()),
+        count => Err(count.to_string()),
+    })
+    .await
+    .unwrap();
+}
+
+fn staged(cluster: &Cluster) -> PathBuf {
+    cluster.node.root_dir().join("plugins/kubernetes.io/csi").join(DRIVER)
+}
+
+#[tokio::test]
+async fn a_volume_is_staged_published_shared_and_taken_back() {
+    let (cluster, driver) = cluster(CsiOptions::new(DRIVER), no_attach()).await;
+    volume(&cluster, "pv", json!({"csi": {"volumeAttributes": {"tier": "gold"}}})).await;
+    let mut spec = with_claim(
+        "pv",
+        "echo -n from-inside > /data/file; id -G > /data/groups; trap 'exit 0' TERM; while true; do sleep 1000 & wait $!; done",
+    );
+    spec["securityContext"] = json!({"fsGroup": 4711});
+    cluster.create("first", spec).await;
+    let first = cluster.until_ready("first").await;
+    cluster.create("second", with_claim("pv", &format!("cat /data/file; {FOREVER}"))).await;
+    let second = cluster.until_ready("second").await;
+    assert_eq!(calls(&driver), ["NodeStageVolume", "NodePublishVolume", "NodePublishVolume"]);
+    let content = driver.volume("handle-of-pv").join("file");
+    assert_eq!(fs::read_to_string(content).unwrap(), "from-inside");
+
+    let publish = &driver.publishes()[0];
+    let context = |key: &str| publish.volume_context.get(key).map(String::as_str);
+    assert_eq!(context("tier"), Some("gold"));
+    assert_eq!(context("csi.storage.k8s.io/pod.name"), Some("first"));
+    assert_eq!(context("csi.storage.k8s.io/pod.uid"), Some(uid(&first).as_str()));
+    assert_eq!(context("csi.storage.k8s.io/ephemeral"), Some("false"));
+    assert!(publish.staging_target_path.ends_with("/globalmount"), "{publish:?}");
+
+    for (name, pod) in [("first", &first), ("second", &second)] {
+        cluster.delete(name).await;
+        cluster.until_gone(name).await;
+        cluster.until_traceless(&uid(pod)).await;
+    }
+    until_called(&driver, "NodeUnstageVolume", 1).await;
+    assert_eq!(
+        calls(&driver)[3..],
+        ["NodeUnpublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"]
+    );
+    wait_until(PATIENCE, "nothing of the volume is left", async || {
+        match fs::read_dir(staged(&cluster)).map(Iterator::count) {
+            Ok(0) | Err(_) => Ok(()),
+            Ok(left) => Err(left.to_string()),
+        }
+    })
+    .await
+    .unwrap();
+    drop(driver);
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_volume_waits_for_its_attachment() {
+    let (cluster, driver) = cluster(CsiOptions::new(DRIVER), Value::Null).await;
+    volume(&cluster, "pv", json!({})).await;
+    cluster.create("web", with_claim("pv", FOREVER)).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(calls(&driver), Vec::<String>::new(), "nothing is done before it is attached");
+    let name = attachment("handle-of-pv", &cluster.host.name());
+    let attachments: Api<VolumeAttachment> = Api::all(cluster.client.clone());
+    wait_until(PATIENCE, "the cluster asks for the attachment", async || {
+        attachments.get(&name).await.map(drop)
+    })
+    .await
+    .unwrap();
+    let status = json!({"status": {"attached": true, "attachmentMetadata": {"device": "/dev/x"}}});
+    attachments.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    cluster.until_ready("web").await;
+    let expected = [("device".to_owned(), "/dev/x".to_owned())].into();
+    assert_eq!(driver.stages()[0].publish_context, expected);
+    assert_eq!(driver.publishes()[0].publish_context, expected);
+    cluster.delete("web").await;
+    cluster.until_gone("web").await;
+    until_called(&driver, "NodeUnstageVolume", 1).await;
+    drop(driver);
+    cluster.host.assert_clean();
+}
+
+fn attachment(handle: &str, node: &str) -> String {
+    use sha2::{Digest, Sha256};
+    let digest = Sha256::digest(format!("{handle}{DRIVER}{node}"));
+    format!("csi-{}", digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+}
+
+#[tokio::test]
+async fn an_inline_volume_lives_as_long_as_its_pod() {
+    let (cluster, driver) = cluster(CsiOptions::new(DRIVER), no_attach()).await;
+    let mut spec = script(&format!("echo -n inline > /data/file; {FOREVER}"));
+    spec["volumes"] =
+        json!([{"name": "data", "csi": {"driver": DRIVER, "volumeAttributes": {"a": "b"}}}]);
+    spec["containers"][0]["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
+    cluster.create("web", spec).await;
+    let pod = cluster.until_ready("web").await;
+    assert_eq!(calls(&driver), ["NodePublishVolume"], "nobody else has it, so it is not staged");
+    let publish = &driver.publishes()[0];
+    assert!(publish.volume_id.starts_with("csi-"), "{publish:?}");
+    assert_eq!(publish.volume_context["csi.storage.k8s.io/ephemeral"], "true");
+    assert_eq!(publish.volume_context["a"], "b");
+    let content = driver.volume(&publish.volume_id).join("file");
+    assert_eq!(fs::read_to_string(content).unwrap(), "inline");
+    cluster.delete("web").await;
+    cluster.until_gone("web").await;
+    cluster.until_traceless(&uid(&pod)).await;
+    assert_eq!(calls(&driver), ["NodePublishVolume", "NodeUnpublishVolume"]);
+    drop(driver);
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_device_is_given_to_the_container() {
+    let options = CsiOptions::new(DRIVER).with([Type::StageUnstageVolume]);
+    let (cluster, driver) = cluster(options, no_attach()).await;
+    volume(&cluster, "pv", json!({"volumeMode": "Block"})).await;
+    let mut spec = script(&format!(
+        "test -b /dev/disk && echo -n raw | dd of=/dev/disk conv=fsync && {FOREVER}"
+    ));
+    spec["volumes"] = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "pv"}}]);
+    spec["containers"][0]["volumeDevices"] = json!([{"name": "data", "devicePath": "/dev/disk"}]);
+    cluster.create("web", spec).await;
+    let pod = cluster.until_ready("web").await;
+    let image = driver.volume("handle-of-pv").with_extension("img");
+    wait_until(PATIENCE, "what the container wrote is on the device", async || {
+        match fs::read(&image).map(|data| data.starts_with(b"raw")) {
+            Ok(true) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await
+    .unwrap();
+    cluster.delete("web").await;
+    cluster.until_gone("web").await;
+    cluster.until_traceless(&uid(&pod)).await;
+    until_called(&driver, "NodeUnstageVolume", 1).await;
+    assert_eq!(
+        calls(&driver),
+        ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"]
+    );
+    drop(driver);
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_driver_that_is_away_or_hangs_holds_up_its_own_pods_alone() {
+    let cluster = Cluster::start().await;
+    make::<CSIDriver>(&cluster, DRIVER, json!({"spec": no_attach()})).await;
+    volume(&cluster, "pv", json!({})).await;
+    cluster.create("waits", with_claim("pv", FOREVER)).await;
+    cluster.until_event("FailedMount", "not found in the list of registered CSI drivers").await;
+    let driver = driver(&cluster, CsiOptions::new(DRIVER));
+    driver.inject("NodePublishVolume", Fault::Hang);
+    until_called(&driver, "NodePublishVolume", 1).await;
+    cluster.create("other", script(FOREVER)).await;
+    cluster.until_ready("other").await;
+    driver.release("NodePublishVolume");
+    cluster.until_ready("waits").await;
+
+    // A refusal is told in the driver's words.
+    volume(&cluster, "bad", json!({})).await;
+    let refusal = Fault::Error(Code::Internal, "no such disk".to_owned());
+    driver.inject("NodeStageVolume", refusal);
+    cluster.create("refused", with_claim("bad", FOREVER)).await;
+    cluster.until_event("FailedMount", "rpc error: code = Internal desc = no such disk").await;
+    driver.release("NodeStageVolume");
+    cluster.until_ready("refused").await;
+    for name in ["waits", "refused", "other"] {
+        cluster.delete(name).await;
+        cluster.until_gone(name).await;
+    }
+    until_called(&driver, "NodeUnstageVolume", 2).await;
+    drop(driver);
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_killed_daemon_finishes_what_it_began() {
+    let (mut cluster, driver) = cluster(CsiOptions::new(DRIVER), no_attach()).await;
+    volume(&cluster, "pv", json!({})).await;
+    // Between staging and publishing.
+    driver.inject("NodePublishVolume", Fault::HangReply);
+    cluster.create("web", with_claim("pv", &format!("echo -n x > /data/file; {FOREVER}"))).await;
+    until_called(&driver, "NodePublishVolume", 1).await;
+    cluster.node.daemon().kill().unwrap();
+    driver.release("NodePublishVolume");
+    cluster.node.restart(&cluster.host).unwrap();
+    let pod = cluster.until_ready("web").await;
+    assert_eq!(driver.count("NodeStageVolume"), 1, "what is staged stays so");
+    // While it runs: nothing is asked of the driver again.
+    let published = driver.count("NodePublishVolume");
+    cluster.node.restart(&cluster.host).unwrap();
+    cluster.node_ready().await.ok();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(driver.count("NodePublishVolume"), published);
+    // Between unpublishing and unstaging.
+    driver.inject("NodeUnstageVolume", Fault::Hang);
+    cluster.delete("web").await;
+    cluster.until_gone("web").await;
+    until_called(&driver, "NodeUnstageVolume", 1).await;
+    cluster.node.daemon().kill().unwrap();
+    driver.release("NodeUnstageVolume");
+    cluster.node.restart(&cluster.host).unwrap();
+    until_called(&driver, "NodeUnstageVolume", 2).await;
+    cluster.until_traceless(&uid(&pod)).await;
+    wait_until(PATIENCE, "the volume is unstaged", async || {
+        match fs::read_dir(staged(&cluster)).map(Iterator::count) {
+            Ok(0) | Err(_) => Ok(()),
+            Ok(left) => Err(left.to_string()),
+        }
+    })
+    .await
+    .unwrap();
+    drop(driver);
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn the_node_tells_what_its_drivers_tell() {
+    let mut options = CsiOptions::new(DRIVER);
+    options.max_volumes = 7;
+    options.topology = [("topology.csi.example.com/rack".to_owned(), "r1".to_owned())].into();
+    let (cluster, mut driver) = cluster(options, Value::Null).await;
+    let csi_nodes: Api<CSINode> = Api::all(cluster.client.clone());
+    let csi_node = csi_nodes.get(&cluster.host.name()).await.unwrap();
+    let told = &csi_node.spec.drivers[0];
+    assert_eq!(told.node_id, format!("{DRIVER}-node"));
+    assert_eq!(told.allocatable.as_ref().unwrap().count, Some(7));
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let node = nodes.get(&cluster.host.name()).await.unwrap();
+    assert_eq!(node.metadata.labels.unwrap()["topology.csi.example.com/rack"], "r1");
+    let ids = &node.metadata.annotations.unwrap()["csi.volume.kubernetes.io/nodeid"];
+    assert_eq!(*ids, format!("{{\"{DRIVER}\":\"{DRIVER}-node\"}}"));
+    driver.withdraw().unwrap();
+    wait_until(PATIENCE, "the driver is forgotten", async || {
+        let csi_node = csi_nodes.get(&cluster.host.name()).await.map_err(|e| e.to_string())?;
+        if csi_node.spec.drivers.is_empty() { Ok(()) } else { Err("not yet".to_owned()) }
+    })
+    .await
+    .unwrap();
+    drop(driver);
+    cluster.host.assert_clean();
+}
