@@ -70,7 +70,7 @@ impl Hands {
     }
 
     async fn mounted(&self) -> Result<Arc<PodMounts>, Failure> {
-        let mounted = self.tools.volumes.mount(&self.pod).await;
+        let mounted = Box::pin(self.tools.volumes.mount(&self.pod)).await;
         let failed = |error: crate::volumes::Error| Failure {
             reason: error.reason(),
             message: error.to_string(),
@@ -241,7 +241,9 @@ impl Hands {
         let Some(_turn) = recall.run_until_cancelled(its_turn).await else {
             return Outcome::Recalled;
         };
-        let started = match self.start(&start, &sandbox, &mounts, image, &recall).await {
+        // Large, and built in several layers: on the stack a build without optimisation has no room.
+        let start_it = Box::pin(self.start(&start, &sandbox, &mounts, image, &recall));
+        let started = match start_it.await {
             None => return Outcome::Recalled,
             Some(started) => started,
         };
@@ -281,6 +283,7 @@ impl Hands {
             };
             runtime.prepare_container(pod, sandbox, start, &container, image, mounts).await
         };
+        let prepare = Box::pin(prepare);
         let started = async {
             let prepared = match recall.run_until_cancelled(prepare).await {
                 None => return Ok(None),

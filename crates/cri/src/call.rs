@@ -39,18 +39,21 @@ impl Call<'_> {
     }
 
     /// Waits for the answer.
-    pub(crate) async fn answer<T>(
+    pub(crate) fn answer<T>(
         &self,
         sent: impl Future<Output = std::result::Result<Response<T>, Status>>,
-    ) -> Result<T> {
-        let start = Instant::now();
-        let result = longshore_grpc::answer(self.deadline, sent)
-            .await
-            .map_err(|failure| Error::from_failure(self.rpc, self.endpoint, failure));
-        if let Some(observer) = self.observer {
-            observer.observe(self.operation, start.elapsed(), result.as_ref().err());
+    ) -> impl Future<Output = Result<T>> {
+        let answer = longshore_grpc::answer(self.deadline, sent);
+        async move {
+            let start = Instant::now();
+            let result = answer
+                .await
+                .map_err(|failure| Error::from_failure(self.rpc, self.endpoint, failure));
+            if let Some(observer) = self.observer {
+                observer.observe(self.operation, start.elapsed(), result.as_ref().err());
+            }
+            result
         }
-        result
     }
 
     /// Refuses an answer that lacks what the protocol demands.

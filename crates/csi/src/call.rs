@@ -33,19 +33,22 @@ impl Call<'_> {
     }
 
     /// Waits for the answer.
-    pub(crate) async fn answer<T>(
+    pub(crate) fn answer<T>(
         &self,
         sent: impl Future<Output = std::result::Result<Response<T>, Status>>,
-    ) -> Result<T> {
-        let start = Instant::now();
-        let answer = longshore_grpc::answer(Some(self.deadline), sent).await;
-        let result = answer.map_err(|failure| Error::call(self.driver, self.rpc, failure));
-        if let Some(observer) = self.observer {
-            let code = result.as_ref().err().and_then(Error::code).unwrap_or(tonic::Code::Ok);
-            let method = format!("/{}/{}", self.service, self.rpc);
-            observer.observe(self.driver, &method, start.elapsed(), &code_name(code));
+    ) -> impl Future<Output = Result<T>> {
+        let answer = longshore_grpc::answer(Some(self.deadline), sent);
+        async move {
+            let start = Instant::now();
+            let answer = answer.await;
+            let result = answer.map_err(|failure| Error::call(self.driver, self.rpc, failure));
+            if let Some(observer) = self.observer {
+                let code = result.as_ref().err().and_then(Error::code).unwrap_or(tonic::Code::Ok);
+                let method = format!("/{}/{}", self.service, self.rpc);
+                observer.observe(self.driver, &method, start.elapsed(), &code_name(code));
+            }
+            result
         }
-        result
     }
 
     /// Refuses an answer that lacks what the protocol demands.

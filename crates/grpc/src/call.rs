@@ -26,17 +26,38 @@ pub fn request<M>(message: M, deadline: Option<Duration>) -> Request<M> {
 ///
 /// # Errors
 /// Why there is none.
-pub async fn answer<T>(
+pub fn answer<T>(
     deadline: Option<Duration>,
     sent: impl Future<Output = Result<Response<T>, Status>>,
-) -> Result<T, Failure> {
-    let answer = match deadline {
-        None => sent.await,
-        // The peer may be too stuck even to accept a connection.
-        Some(deadline) => match timeout(deadline.min(LONGEST), sent).await {
-            Ok(answer) => answer,
-            Err(_) => return Err(Failure::Deadline(NO_ANSWER.to_owned())),
-        },
-    };
-    answer.map(Response::into_inner).map_err(|status| Failure::of(&status))
+) -> impl Future<Output = Result<T, Failure>> {
+    // What tonic keeps of a call is large, and would be a part of every future that makes one.
+    let sent = Box::pin(sent);
+    async move {
+        let answer = match deadline {
+            None => sent.await,
+            // The peer may be too stuck even to accept a connection.
+            Some(deadline) => match timeout(deadline.min(LONGEST), sent).await {
+                Ok(answer) => answer,
+                Err(_) => return Err(Failure::Deadline(NO_ANSWER.to_owned())),
+            },
+        };
+        answer.map(Response::into_inner).map_err(|status| Failure::of(&status))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_makes_futures_around_it_no_larger() {
+        let large = async {
+            let message = [1u8; 64 << 10];
+            std::future::ready(()).await;
+            Ok::<_, Status>(Response::new(message[0]))
+        };
+        assert!(size_of_val(&large) >= 64 << 10);
+        let answer = answer(Some(Duration::from_secs(1)), large);
+        assert!(size_of_val(&answer) < 1024, "{} bytes", size_of_val(&answer));
+    }
 }
