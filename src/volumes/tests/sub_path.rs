@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
@@ -11,6 +12,9 @@ use crate::volumes::dir::Dir;
 use crate::volumes::error::Error;
 use crate::volumes::sub_path::{self, SubPath, bind, validate};
 use crate::volumes::{layout, remove};
+
+/// A race takes no longer.
+const LONGEST: Duration = Duration::from_secs(60);
 
 struct Setup {
     root: Root,
@@ -120,6 +124,30 @@ fn paths_are_validated() {
     }
 }
 
+/// Takes so many turns at least while the directory `x` of a volume and the link `y` in it are
+/// exchanged all the time, and more until one says that it has seen all there is to see: on a busy
+/// machine it may be long before the exchange gets its turn.
+fn while_exchanged(volume: &Path, turns: usize, mut turn: impl FnMut(usize) -> bool) {
+    let (x, y) = (volume.join("x"), volume.join("y"));
+    let done = Done::default();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.is_done() {
+                renameat2(AT_FDCWD, &x, AT_FDCWD, &y, RenameFlags::RENAME_EXCHANGE).unwrap();
+            }
+        });
+        let _done = done.when_dropped();
+        let began = Instant::now();
+        for number in 0.. {
+            let has_seen_all = turn(number);
+            if has_seen_all && number >= turns {
+                break;
+            }
+            assert!(began.elapsed() < LONGEST, "all was seen after {number} turns: {has_seen_all}");
+        }
+    });
+}
+
 /// CVE-2021-25741: a directory that is exchanged with a link out of the volume all the time.
 #[test]
 fn an_exchange_during_the_bind_never_leads_out() {
@@ -128,26 +156,16 @@ fn an_exchange_during_the_bind_never_leads_out() {
     fs::create_dir(volume.join("x")).unwrap();
     fs::write(volume.join("x/mark"), "inside").unwrap();
     symlink(setup.root.join("host"), volume.join("y")).unwrap();
-    let done = Done::default();
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !done.is_done() {
-                let (x, y) = (volume.join("x"), volume.join("y"));
-                renameat2(AT_FDCWD, &x, AT_FDCWD, &y, RenameFlags::RENAME_EXCHANGE).unwrap();
+    let (mut bound, mut refused) = (0, 0);
+    while_exchanged(&volume, 2000, |turn| {
+        match setup.bind(turn % 4, "x") {
+            Ok(path) => {
+                assert!(path.join("mark").exists() && !path.join("canary").exists());
+                bound += 1;
             }
-        });
-        let _done = done.when_dropped();
-        let (mut bound, mut refused) = (0, 0);
-        for turn in 0..2000 {
-            match setup.bind(turn % 4, "x") {
-                Ok(path) => {
-                    assert!(path.join("mark").exists() && !path.join("canary").exists());
-                    bound += 1;
-                }
-                Err(_) => refused += 1,
-            }
+            Err(_) => refused += 1,
         }
-        assert!(bound > 0 && refused > 0, "both sides were met: {bound} {refused}");
+        bound > 0 && refused > 0
     });
 }
 
@@ -160,24 +178,14 @@ fn an_exchange_on_the_way_never_makes_or_binds_anything_outside() {
     fs::write(volume.join("x/file"), "inside").unwrap();
     fs::write(setup.root.join("host/file"), "outside").unwrap();
     symlink(setup.root.join("host"), volume.join("y")).unwrap();
-    let done = Done::default();
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !done.is_done() {
-                let (x, y) = (volume.join("x"), volume.join("y"));
-                renameat2(AT_FDCWD, &x, AT_FDCWD, &y, RenameFlags::RENAME_EXCHANGE).unwrap();
-            }
-        });
-        let _done = done.when_dropped();
-        let (mut made, mut bound) = (0, 0);
-        for turn in 0..500 {
-            made += usize::from(setup.bind(0, &format!("x/new-{turn}/deep")).is_ok());
-            if let Ok(path) = setup.bind(1, "x/file") {
-                assert_eq!(read(path), "inside");
-                bound += 1;
-            }
+    let (mut made, mut bound) = (0, 0);
+    while_exchanged(&volume, 500, |turn| {
+        made += usize::from(setup.bind(0, &format!("x/new-{turn}/deep")).is_ok());
+        if let Ok(path) = setup.bind(1, "x/file") {
+            assert_eq!(read(path), "inside");
+            bound += 1;
         }
-        assert!(made > 0 && bound > 0, "some were met inside: {made} {bound}");
+        made > 0 && bound > 0
     });
     assert_eq!(fs::read_dir(setup.root.join("host")).unwrap().count(), 2, "nothing was made");
 }
