@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt};
 use longshore_store::{
-    EmbeddedStore, Error, Event, Expect, ListOptions, Revision, Store, WatchItem,
+    EmbeddedStore, Error, Event, Expect, KeyValue, ListOptions, Revision, Store, WatchItem,
 };
 
 const FILE: &str = "LONGSHORE_CRASH_TEST_FILE";
@@ -135,7 +135,7 @@ async fn acknowledged_writes_outlive_sigkill() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let (mut newest, mut all) = (0, 0);
-    let mut latest: BTreeMap<String, (Revision, u64)> = BTreeMap::new();
+    let mut latest = Latest::new();
     for round in 0..ROUNDS {
         let acknowledged = run_and_kill(&path);
         all += acknowledged.len();
@@ -154,7 +154,8 @@ async fn acknowledged_writes_outlive_sigkill() {
             now >= newest && now >= acknowledged.keys().last().copied().unwrap_or(0),
             "round {round}"
         );
-        check_latest(&store, &latest).await;
+        // What was written without being acknowledged is not under way any more either.
+        latest = check_latest(&store, &latest).await;
         check_history(&store, &acknowledged).await;
         // the file takes writes as before
         let expect = store
@@ -167,13 +168,16 @@ async fn acknowledged_writes_outlive_sigkill() {
     assert!(all > ROUNDS * 10, "only {all} writes in {ROUNDS} rounds");
 }
 
-/// Each key is as it was last acknowledged, or newer: the last write may have been under way.
-async fn check_latest(store: &EmbeddedStore, latest: &BTreeMap<String, (Revision, u64)>) {
+/// What each key was last known to hold.
+type Latest = BTreeMap<String, (Revision, u64)>;
+
+/// Each key is as it was last acknowledged, or newer: the last write may have been under way. Yields
+/// what is there.
+async fn check_latest(store: &EmbeddedStore, latest: &Latest) -> Latest {
     let stored = store.list("/crash/", ListOptions::default()).await.unwrap();
     let stored: BTreeMap<_, _> = stored.items.into_iter().map(|kv| (kv.key.clone(), kv)).collect();
-    for kv in stored.values() {
-        sequence(&kv.key, &kv.value);
-    }
+    let found = |kv: &KeyValue| (kv.mod_revision, sequence(&kv.key, &kv.value));
+    let now = stored.iter().map(|(key, kv)| (key.clone(), found(kv))).collect();
     for (key, (revision, expected)) in latest {
         match stored.get(key) {
             Some(kv) if kv.mod_revision == *revision => {
@@ -191,6 +195,7 @@ async fn check_latest(store: &EmbeddedStore, latest: &BTreeMap<String, (Revision
             ),
         }
     }
+    now
 }
 
 /// The history that is kept has no gap, and each acknowledged write at its revision.
