@@ -99,13 +99,6 @@ impl<T: Send + Sync + 'static> Figure<T> {
         reading.await
     }
 
-    /// What is known if it is not older than `max_age`; nothing is read.
-    pub(super) fn younger(&self, max_age: Duration) -> Option<Arc<T>> {
-        let state = self.state();
-        let known = state.known.as_ref().filter(|(at, _)| at.elapsed() <= max_age);
-        known.map(|(_, known)| known.clone())
-    }
-
     /// What is known on those terms, however old it is if nothing younger comes in time.
     pub(crate) async fn known<R, F>(&self, terms: Terms, read: R) -> Option<Arc<T>>
     where

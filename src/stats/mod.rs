@@ -174,12 +174,6 @@ impl Stats {
         detail: Detail,
         max_age: Duration,
     ) -> Result<Arc<Snapshot>, Error> {
-        let (exact, fuller) = self.shared.snapshots[detail as usize..]
-            .split_first()
-            .ok_or_else(|| Error::of("there is no such detail"))?;
-        if let Some(known) = fuller.iter().find_map(|snapshot| snapshot.younger(max_age)) {
-            return Ok(known);
-        }
         let system = self.system_groups().await;
         let shared = self.shared.clone();
         let read = || async move {
@@ -190,7 +184,7 @@ impl Stats {
             })
             .await
         };
-        exact.get(max_age, read).await
+        self.shared.snapshots[detail as usize].get(max_age, read).await
     }
 
     async fn system_groups(&self) -> Arc<SystemGroups> {
