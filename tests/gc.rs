@@ -292,6 +292,11 @@ async fn dead_containers_and_logs_go_by_policy_and_what_others_made_stays() {
             attempt: 0,
         }),
         labels: BTreeMap::new(),
+        // else the runtime makes a cgroup for all such pods of the machine, and leaves it
+        linux: Some(v1::LinuxPodSandboxConfig {
+            cgroup_parent: format!("{}/foreign", cluster.host.cgroup_root()),
+            ..v1::LinuxPodSandboxConfig::default()
+        }),
         ..config
     };
     let foreign = cri.run_pod_sandbox(foreign_config.clone(), "").await.unwrap();
