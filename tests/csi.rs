@@ -135,6 +135,18 @@ fn staged(cluster: &Cluster) -> PathBuf {
     cluster.node.root_dir().join("plugins/kubernetes.io/csi").join(DRIVER)
 }
 
+/// Until nothing of the driver's volumes is left there.
+async fn until_unstaged(cluster: &Cluster) {
+    wait_until(PATIENCE, "the volume is unstaged", async || {
+        match fs::read_dir(staged(cluster)).map(Iterator::count) {
+            Ok(0) | Err(_) => Ok(()),
+            Ok(left) => Err(left.to_string()),
+        }
+    })
+    .await
+    .unwrap();
+}
+
 #[tokio::test]
 async fn a_volume_is_staged_published_shared_and_taken_back() {
     let (cluster, driver) = cluster(CsiOptions::new(DRIVER), no_attach()).await;
@@ -170,14 +182,7 @@ async fn a_volume_is_staged_published_shared_and_taken_back() {
         calls(&driver)[3..],
         ["NodeUnpublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"]
     );
-    wait_until(PATIENCE, "nothing of the volume is left", async || {
-        match fs::read_dir(staged(&cluster)).map(Iterator::count) {
-            Ok(0) | Err(_) => Ok(()),
-            Ok(left) => Err(left.to_string()),
-        }
-    })
-    .await
-    .unwrap();
+    until_unstaged(&cluster).await;
     drop(driver);
     cluster.host.assert_clean();
 }
@@ -333,14 +338,7 @@ async fn a_killed_daemon_finishes_what_it_began() {
     cluster.node.restart(&cluster.host).unwrap();
     until_called(&driver, "NodeUnstageVolume", 2).await;
     cluster.until_traceless(&uid(&pod)).await;
-    wait_until(PATIENCE, "the volume is unstaged", async || {
-        match fs::read_dir(staged(&cluster)).map(Iterator::count) {
-            Ok(0) | Err(_) => Ok(()),
-            Ok(left) => Err(left.to_string()),
-        }
-    })
-    .await
-    .unwrap();
+    until_unstaged(&cluster).await;
     drop(driver);
     cluster.host.assert_clean();
 }
