@@ -1,15 +1,11 @@
 //! Block devices: their names, what they did, and the file systems on them.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use procfs::Current;
-use procfs::process::Process;
 
 use super::disk::FileSystem;
-
-/// Types of file systems that nobody writes to.
-const READ_ONLY: [&str; 4] = ["squashfs", "iso9660", "erofs", "udf"];
+use super::mounts::Mounts;
 
 /// What is known of block devices.
 #[derive(Clone, Debug, Default)]
@@ -57,7 +53,7 @@ pub struct Activity {
 impl Devices {
     /// The names of all devices, and the file systems of this mount namespace. What cannot be read
     /// is left out.
-    pub(super) fn read() -> Self {
+    pub(super) fn read(mounts: &Mounts) -> Self {
         let mut devices = Self::default();
         let mut activities = BTreeMap::new();
         for stat in procfs::DiskStats::current().map(|stats| stats.0).unwrap_or_default() {
@@ -80,21 +76,10 @@ impl Devices {
             activities.insert(name.clone(), activity);
             devices.names.insert((major, minor), name);
         }
-        let mounts = Process::myself().and_then(|process| process.mountinfo());
-        for mount in mounts.map(|mounts| mounts.0).unwrap_or_default() {
-            let Some(device) = mount.mount_source.filter(|name| name.starts_with("/dev/")) else {
-                continue;
-            };
-            // Images that are always full would only alarm.
-            if READ_ONLY.contains(&mount.fs_type.as_str())
-                || devices.file_systems.contains_key(&device)
-            {
-                continue;
-            }
-            let Ok(space) = FileSystem::of(Path::new(&mount.mount_point)) else { continue };
-            let kind = mount.fs_type;
+        for (device, on) in mounts.on_devices() {
+            let Ok(space) = FileSystem::of(&on.point) else { continue };
             let activity = activities.get(&device).copied();
-            devices.file_systems.insert(device, Disk { space, kind, activity });
+            devices.file_systems.insert(device, Disk { space, kind: on.kind, activity });
         }
         devices
     }

@@ -113,8 +113,15 @@ impl<T: Send + Sync + 'static> Figure<T> {
         answer.ok().and_then(Result::ok).or_else(|| self.last())
     }
 
+    /// What is known if it is not older than `max_age`.
+    pub(super) fn young(&self, max_age: Duration) -> Option<Arc<T>> {
+        let state = self.state();
+        let (at, known) = state.known.as_ref()?;
+        (at.elapsed() <= max_age).then(|| known.clone())
+    }
+
     /// What is known, however old.
-    fn last(&self) -> Option<Arc<T>> {
+    pub(super) fn last(&self) -> Option<Arc<T>> {
         self.state().known.as_ref().map(|(_, known)| known.clone())
     }
 

@@ -2,6 +2,7 @@
 //! with a sandbox and a container each.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use k8s_openapi::jiff::Timestamp;
 use longshore_pod::observed::{Container, ObservedPod, Sandbox, State};
@@ -84,7 +85,8 @@ pub fn pod(name: &str, uid: &str, made: i64, containers: Vec<Container>) -> PodG
         partial: false,
     };
     let own = Some(group(&path));
-    PodGroup { pod: Arc::new(pod), own, sandboxes: vec![sandbox_run], containers: runs }
+    let (pod, read) = (Arc::new(pod), Instant::now());
+    PodGroup { pod, read, own, sandboxes: vec![sandbox_run], containers: runs }
 }
 
 /// A machine with these pods, which are sorted by name.

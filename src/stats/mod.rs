@@ -18,7 +18,10 @@ mod disk;
 mod figure;
 #[cfg(test)]
 pub mod fixture;
+mod idle;
 mod machine;
+mod mounts;
+mod opened;
 mod places;
 mod pods;
 mod process;
@@ -41,6 +44,8 @@ use crate::observe::Observer;
 use crate::resources::cgroups::Cgroups;
 use cgroup::{Cgroup, Controller, Hierarchies, Reader};
 
+use mounts::Mounts;
+use opened::Opened;
 use places::Places;
 use rates::Rates;
 use storage::{Known, WALKS};
@@ -55,8 +60,9 @@ pub use disk::{FileSystem, PodDisk, VolumeUse};
 pub(crate) use figure::Figure;
 pub use figure::{Error, Terms};
 pub use machine::{Machine, Pids};
+pub use opened::Open;
 pub use places::{FileSystems, RuntimeFileSystems, RuntimeUse};
-pub use process::{Interface, Open, Processes, Traffic};
+pub use process::{Interface, Processes, Traffic};
 pub use snapshot::{Group, PodGroup, Run, Snapshot};
 pub use storage::Layers;
 pub use system::SystemNames;
@@ -90,6 +96,8 @@ struct Shared {
     /// By [`Detail`].
     snapshots: [Figure<Snapshot>; 3],
     rates: Rates,
+    opened: Opened,
+    mounts: Mounts,
     disks: Mutex<HashMap<String, Known>>,
     walks: Arc<tokio::sync::Semaphore>,
 }
@@ -131,6 +139,8 @@ impl Stats {
             system: Figure::default(),
             snapshots: Default::default(),
             rates: Rates::default(),
+            opened: Opened::default(),
+            mounts: Mounts::default(),
             disks: Mutex::default(),
             walks: Arc::new(tokio::sync::Semaphore::new(WALKS)),
         };
@@ -168,17 +178,23 @@ impl Stats {
         self.shared.hierarchies.is_unified()
     }
 
-    /// All cgroups that the server tells of, at that detail or more.
+    /// All cgroups that the server tells of, at that detail or more: a fuller one that is young enough
+    /// is not read again.
     pub async fn snapshot(
         &self,
         detail: Detail,
         max_age: Duration,
     ) -> Result<Arc<Snapshot>, Error> {
+        let full = self.shared.snapshots.get(detail as usize..).unwrap_or_default();
+        if let Some(young) = full.iter().find_map(|known| known.young(max_age)) {
+            return Ok(young);
+        }
+        let before = full.iter().filter_map(Figure::last).max_by_key(|known| known.node.reading.at);
         let system = self.system_groups().await;
         let shared = self.shared.clone();
         let read = || async move {
             figure::blocking(move || {
-                let mut snapshot = Snapshot::read(&shared, detail, &system)?;
+                let mut snapshot = Snapshot::read(&shared, detail, &system, before.as_deref())?;
                 shared.rates.apply(&mut snapshot);
                 Ok(snapshot)
             })

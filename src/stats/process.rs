@@ -1,18 +1,18 @@
-//! What the processes of a cgroup hold open, and the network that they see, from /proc.
+//! The processes of a cgroup, and the network that they see, from /proc.
 
-use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{Dir, Mode, OFlags, openat, readlinkat_raw};
+use rustix::fs::{Mode, OFlags};
 
 use super::cgroup::{Cgroup, Reader};
+use super::opened::{Open, Opened};
 
 /// More processes of one cgroup are not looked at: each costs a look at all that it has open.
 const MOST: usize = 4096;
 /// Devices that belong to other pods, or to nobody.
 const IGNORED: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
 
-const DIRECTORY: OFlags =
+pub(super) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Processes right in a cgroup, those below not counted.
@@ -26,15 +26,6 @@ pub struct Processes {
     pub open: Option<Open>,
     /// How many files the first may have open: its soft limit; `None`: any number, or not known.
     pub file_limit: Option<u64>,
-}
-
-/// What processes have open.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Open {
-    /// Descriptors.
-    pub files: u64,
-    /// Sockets among them.
-    pub sockets: u64,
 }
 
 /// What a network device has carried.
@@ -69,38 +60,22 @@ impl Proc {
         Ok(Self(rustix::fs::open("/proc", DIRECTORY, Mode::empty())?))
     }
 
-    /// The processes of a cgroup; with `all`, also what they have open.
-    pub(super) fn processes(&self, cgroup: &Cgroup, all: bool, reader: &mut Reader) -> Processes {
+    /// The processes of a cgroup; also what they have open, where it is said what is known of that.
+    pub(super) fn processes(
+        &self,
+        cgroup: &Cgroup,
+        opened: Option<&Opened>,
+        reader: &mut Reader,
+    ) -> Processes {
         let pids = cgroup.processes(reader);
         let first = pids.first().copied();
         let mut found = Processes { count: pids.len() as u64, first, ..Processes::default() };
-        if all {
-            let mut open = Open::default();
-            pids.iter().take(MOST).for_each(|pid| self.count_open(*pid, &mut open));
-            found.open = Some(open);
+        if let Some(opened) = opened {
+            let each = pids.iter().take(MOST).map(|pid| opened.of(&self.0, *pid));
+            found.open = Some(each.sum());
             found.file_limit = first.and_then(|pid| self.file_limit(pid, reader));
         }
         found
-    }
-
-    /// A process that ends meanwhile has nothing open.
-    fn count_open(&self, pid: u32, open: &mut Open) {
-        let Ok(dir) = openat(&self.0, format!("{pid}/fd"), DIRECTORY, Mode::empty()) else {
-            return;
-        };
-        let Ok(entries) = Dir::read_from(&dir) else { return };
-        let mut target = [0_u8; 16];
-        for entry in entries.flatten() {
-            let name: &CStr = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
-                continue;
-            }
-            open.files += 1;
-            if let Ok(length) = readlinkat_raw(&dir, name, &mut target[..]) {
-                let known = target.get(..length).unwrap_or_default();
-                open.sockets += u64::from(known.starts_with(b"socket:"));
-            }
-        }
     }
 
     fn file_limit(&self, pid: u32, reader: &mut Reader) -> Option<u64> {
@@ -177,17 +152,8 @@ vethab: 5 5 0 0 0 0 0 0 5 5 0 0 0 0 0 0
     }
 
     #[test]
-    fn what_this_process_has_open_is_counted() {
+    fn the_limit_of_this_process_is_known() {
         let proc = Proc::open().unwrap();
-        let mut before = Open::default();
-        proc.count_open(std::process::id(), &mut before);
-        let sockets: Vec<_> =
-            (0..50).map(|_| std::os::unix::net::UnixDatagram::unbound().unwrap()).collect();
-        let mut after = Open::default();
-        proc.count_open(std::process::id(), &mut after);
-        assert!(after.sockets >= before.sockets + 50, "{before:?} {after:?}");
-        assert!(after.files > after.sockets);
-        drop(sockets);
         let limit = proc.file_limit(std::process::id(), &mut Reader::default());
         let expected = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         assert_eq!(limit, expected);

@@ -2,13 +2,15 @@
 //! their sandboxes and containers, and the daemons that pods depend on.
 //!
 //! Which pods there are is seen by their cgroups, and whose they are by what the observer knows. A
-//! few threads read, as most of the time goes by in the kernel.
+//! few threads read, as most of the time goes by in the kernel. A pod that has done nothing since
+//! the snapshot before is told from that: a look at two files in place of dozens.
 
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
+use std::time::Instant;
 
 use k8s_openapi::jiff::Timestamp;
 use longshore_pod::observed::{Container, ObservedPod, Sandbox};
@@ -17,6 +19,7 @@ use super::Shared;
 use super::cgroup::{Cgroup, Detail, Reader, Reading, container_id, is_level, pod_uid};
 use super::devices::Devices;
 use super::machine::Machine;
+use super::opened::Opened;
 use super::process::{Interface, Proc, Processes};
 use super::system::SystemGroups;
 
@@ -66,6 +69,8 @@ pub struct Group {
 pub struct PodGroup {
     /// Whose they are.
     pub pod: Arc<ObservedPod>,
+    /// When all its files were read; what it told since was found to be the same.
+    pub(super) read: Instant,
     /// That of the pod as a whole; `None` where pods have none.
     pub own: Option<Group>,
     /// Those of sandboxes.
@@ -104,15 +109,22 @@ impl PodGroup {
                 .any(|other| other.name == container.name)
         })
     }
+
+    pub(super) fn groups(&self) -> impl Iterator<Item = &Group> {
+        let runs = self.sandboxes.iter().chain(&self.containers).map(|run| &run.group);
+        self.own.iter().chain(runs)
+    }
+
+    pub(super) fn groups_mut(&mut self) -> impl Iterator<Item = &mut Group> {
+        let runs = self.sandboxes.iter_mut().chain(&mut self.containers);
+        self.own.iter_mut().chain(runs.map(|run| &mut run.group))
+    }
 }
 
 impl Snapshot {
     /// All cgroups, the machine's first and each before those in it.
     pub fn groups(&self) -> impl Iterator<Item = &Group> {
-        let pods = self.pods.iter().flat_map(|pod| {
-            let runs = pod.sandboxes.iter().chain(&pod.containers).map(|run| &run.group);
-            pod.own.iter().chain(runs)
-        });
+        let pods = self.pods.iter().flat_map(PodGroup::groups);
         let system = self.system.iter().map(|(_, group)| group);
         std::iter::once(&self.node).chain(&self.levels).chain(system).chain(pods)
     }
@@ -127,17 +139,21 @@ impl Snapshot {
     }
 
     pub(super) fn groups_mut(&mut self) -> impl Iterator<Item = &mut Group> {
-        let pods = self.pods.iter_mut().flat_map(|pod| {
-            let runs = pod.sandboxes.iter_mut().chain(&mut pod.containers);
-            pod.own.iter_mut().chain(runs.map(|run| &mut run.group))
-        });
+        let pods = self.pods.iter_mut().flat_map(PodGroup::groups_mut);
         let system = self.system.iter_mut().map(|(_, group)| group);
         std::iter::once(&mut self.node).chain(&mut self.levels).chain(system).chain(pods)
     }
 
-    /// Read it all. Blocks.
-    pub(super) fn read(shared: &Shared, detail: Detail, system: &SystemGroups) -> io::Result<Self> {
-        let mut look = Look::new(detail)?;
+    /// Read it all, but for pods that have done nothing since the one before, which must be no less
+    /// detailed. Blocks.
+    pub(super) fn read(
+        shared: &Shared,
+        detail: Detail,
+        system: &SystemGroups,
+        before: Option<&Self>,
+    ) -> io::Result<Self> {
+        let tools = || Look::new(detail, &shared.opened);
+        let mut look = tools()?;
         let mut node = look.group(&Cgroup::root(&shared.hierarchies))?;
         if detail >= Detail::Load {
             node.network = look.proc.network(None, &mut look.reader);
@@ -155,13 +171,15 @@ impl Snapshot {
             Some(path) => tree.walk(&Cgroup::new(&shared.hierarchies, path), &mut look),
             None => tree.flat(shared),
         }
-        let mut pods = read_pods(tree.pods, detail)?;
+        let before = before.map(|before| &before.pods).into_iter().flatten();
+        let before = before.map(|pod| (pod.pod.uid.as_str(), pod)).collect();
+        let mut pods = read_pods(tree.pods, &before, &tools)?;
         pods.sort_by(|a, b| {
             let key = |pod: &PodGroup| (pod.pod.namespace.clone(), pod.pod.name.clone());
             key(a).cmp(&key(b)).then_with(|| a.pod.uid.cmp(&b.pod.uid))
         });
         let devices = match detail {
-            Detail::Everything => Devices::read(),
+            Detail::Everything => Devices::read(&shared.mounts),
             _ => Devices::default(),
         };
         let machine = Machine::read(&shared.hierarchies)?;
@@ -170,15 +188,16 @@ impl Snapshot {
 }
 
 /// One thread's tools.
-struct Look {
+pub(super) struct Look<'a> {
     detail: Detail,
     proc: Proc,
-    reader: Reader,
+    pub(super) reader: Reader,
+    opened: &'a Opened,
 }
 
-impl Look {
-    fn new(detail: Detail) -> io::Result<Self> {
-        Ok(Self { detail, proc: Proc::open()?, reader: Reader::default() })
+impl<'a> Look<'a> {
+    pub(super) fn new(detail: Detail, opened: &'a Opened) -> io::Result<Self> {
+        Ok(Self { detail, proc: Proc::open()?, reader: Reader::default(), opened })
     }
 
     /// The error says that it is not there.
@@ -187,12 +206,21 @@ impl Look {
         let created = cgroup.created()?;
         let processes = match detail {
             Detail::Usage => Processes::default(),
-            Detail::Load => self.proc.processes(cgroup, false, reader),
-            Detail::Everything => self.proc.processes(cgroup, true, reader),
+            Detail::Load => self.proc.processes(cgroup, None, reader),
+            Detail::Everything => self.proc.processes(cgroup, Some(self.opened), reader),
         };
         let reading = cgroup.read(detail, reader);
         let (path, network) = (cgroup.path(), Vec::new());
         Ok(Group { path, created, reading, nano_cores: None, processes, network })
+    }
+
+    /// The network devices of a sandbox's processes.
+    pub(super) fn network(&mut self, group: &mut Group) {
+        if let Some(first) = group.processes.first
+            && self.detail >= Detail::Load
+        {
+            group.network = self.proc.network(Some(first), &mut self.reader);
+        }
     }
 
     /// The cgroups right below that belong to the pod.
@@ -208,9 +236,7 @@ impl Look {
                 found.containers.push(Run { index, group });
                 continue;
             }
-            if let Some(first) = group.processes.first {
-                group.network = self.proc.network(Some(first), &mut self.reader);
-            }
+            self.network(&mut group);
             found.sandboxes.push(Run { index, group });
         }
         let pod = found.pod.clone();
@@ -220,23 +246,29 @@ impl Look {
 }
 
 /// A pod that is to be read.
-struct Job {
-    pod: Arc<ObservedPod>,
+pub(super) struct Job {
+    pub(super) pod: Arc<ObservedPod>,
     /// The pod's own cgroup, or the one that it shares with others.
-    cgroup: Cgroup,
+    pub(super) cgroup: Cgroup,
     /// Where pods have no cgroup: the names of those of its containers.
-    containers: Option<Vec<String>>,
+    pub(super) containers: Option<Vec<String>>,
 }
 
 impl Job {
-    fn read(self, look: &mut Look) -> Option<PodGroup> {
+    /// The pod as it is now. What was known of it before counts if it runs what it ran then.
+    pub(super) fn read(self, before: Option<&PodGroup>, look: &mut Look<'_>) -> Option<PodGroup> {
+        let before = before.filter(|before| Arc::ptr_eq(&before.pod, &self.pod));
+        if let Some(same) = before.and_then(|before| before.again(&self.cgroup, look)) {
+            return Some(same);
+        }
+        let (sandboxes, containers) = (Vec::new(), Vec::new());
         let mut found =
-            PodGroup { pod: self.pod, own: None, sandboxes: Vec::new(), containers: Vec::new() };
+            PodGroup { pod: self.pod, read: Instant::now(), own: None, sandboxes, containers };
         match self.containers {
             None => {
-                look.runs(&self.cgroup, &self.cgroup.children(), &mut found);
-                // One that has gone meanwhile is none.
+                // First: what the pod does while its containers are read is to show next time.
                 found.own = Some(look.group(&self.cgroup).ok()?);
+                look.runs(&self.cgroup, &self.cgroup.children(), &mut found);
             }
             Some(names) => look.runs(&self.cgroup, &names, &mut found),
         }
@@ -253,7 +285,7 @@ struct Tree {
 }
 
 impl Tree {
-    fn walk(&mut self, cgroup: &Cgroup, look: &mut Look) {
+    fn walk(&mut self, cgroup: &Cgroup, look: &mut Look<'_>) {
         let Ok(level) = look.group(cgroup) else { return };
         self.levels.push(level);
         for name in cgroup.children() {
@@ -286,15 +318,23 @@ impl Tree {
     }
 }
 
-fn read_pods(jobs: Vec<Job>, detail: Detail) -> io::Result<Vec<PodGroup>> {
+fn read_pods<'a>(
+    jobs: Vec<Job>,
+    before: &HashMap<&str, &PodGroup>,
+    tools: &(impl Fn() -> io::Result<Look<'a>> + Sync),
+) -> io::Result<Vec<PodGroup>> {
     let threads = (jobs.len() / WORTH_A_THREAD).clamp(1, THREADS);
     let mut shares: Vec<Vec<Job>> = (0..threads).map(|_| Vec::new()).collect();
     for (index, job) in jobs.into_iter().enumerate() {
         shares[index % threads].push(job);
     }
     let read = |share: Vec<Job>| -> io::Result<Vec<PodGroup>> {
-        let mut look = Look::new(detail)?;
-        Ok(share.into_iter().filter_map(|job| job.read(&mut look)).collect())
+        let mut look = tools()?;
+        let one = |job: Job| {
+            let known = before.get(job.pod.uid.as_str()).copied();
+            job.read(known, &mut look)
+        };
+        Ok(share.into_iter().filter_map(one).collect())
     };
     let own = shares.pop().unwrap_or_default();
     thread::scope(|scope| {

@@ -2,6 +2,7 @@
 //! may read and write it, and what is made in it later belongs to the group too. A walk has threads
 //! of its own, as many as there are CPUs, so that no other pod's start waits for it.
 
+mod modes;
 mod walk;
 
 use std::fs;

@@ -60,14 +60,28 @@ fn pids(table: &str) -> HashMap<String, Pid> {
     table.lines().filter_map(of).collect()
 }
 
-/// How often the threads of a process were set to work since it started.
-pub(crate) fn wake_ups(pid: u32) -> Result<u64> {
-    let mut sum = 0;
-    for task in Process::new(i32::try_from(pid)?)?.tasks()? {
-        let status = task?.status()?;
-        sum += status.voluntary_ctxt_switches.unwrap_or(0);
+/// How often each thread of a process was set to work since it started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct WakeUps(HashMap<i32, u64>);
+
+impl WakeUps {
+    pub(crate) fn of(pid: u32) -> Result<Self> {
+        let mut threads = HashMap::new();
+        for task in Process::new(i32::try_from(pid)?)?.tasks()? {
+            let task = task?;
+            // One that ends meanwhile has none.
+            if let Ok(status) = task.status() {
+                threads.insert(task.tid, status.voluntary_ctxt_switches.unwrap_or(0));
+            }
+        }
+        Ok(Self(threads))
     }
-    Ok(sum)
+
+    /// How often since then. What a thread did that has ended is not known.
+    pub(crate) fn since(&self, before: &Self) -> u64 {
+        let earlier = |tid| before.0.get(tid).copied().unwrap_or(0);
+        self.0.iter().map(|(tid, woken)| woken.saturating_sub(earlier(tid))).sum()
+    }
 }
 
 /// How many descriptors a process has open.
@@ -106,6 +120,16 @@ mod tests {
         let expected = [("ab12", 417), ("cd34", 9)];
         let expected = expected.map(|(id, pid)| (id.to_owned(), Pid::from_raw(pid)));
         assert_eq!(pids(table), HashMap::from(expected));
+    }
+
+    #[test]
+    fn wake_ups_are_counted_whichever_threads_end() {
+        let before = WakeUps([(1, 100), (2, 50)].into());
+        let after = WakeUps([(1, 103), (3, 4)].into());
+        assert_eq!(after.since(&before), 7);
+        let own = WakeUps::of(std::process::id()).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        assert!(WakeUps::of(std::process::id()).unwrap().since(&own) > 0);
     }
 
     #[test]

@@ -103,6 +103,12 @@ impl Samples<'_> {
         self.line("", labels, "", value, Some(millis));
     }
 
+    /// One sample with more labels than those that others share with it, of now or of a moment in
+    /// milliseconds since 1970.
+    pub fn add_of(&mut self, labels: &Labels, more: &Labels, value: f64, millis: Option<i64>) {
+        self.line("", labels, &more.0, value, millis);
+    }
+
     /// All lines of a histogram: bounds that ascend, how many observations fell between each and
     /// the one before it (and, one more, above the last), and the sum of all observations.
     pub(crate) fn histogram(&mut self, labels: &Labels, bounds: &[f64], counts: &[u64], sum: f64) {

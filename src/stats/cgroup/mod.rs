@@ -65,6 +65,13 @@ impl Hierarchies {
         Self { unified, roots: Arc::new(Controller::ALL.map(root)) }
     }
 
+    /// All controllers in one directory.
+    #[cfg(test)]
+    pub(super) fn at(root: &std::path::Path, unified: bool) -> Self {
+        let roots = Arc::new(Controller::ALL.map(|_| root.to_string_lossy().into_owned()));
+        Self { unified, roots }
+    }
+
     pub(super) fn is_unified(&self) -> bool {
         self.unified
     }

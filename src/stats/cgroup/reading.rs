@@ -81,6 +81,11 @@ impl Cgroup {
     /// Memory; with `all`, also what takes a file more.
     pub(in crate::stats) fn memory(&self, reader: &mut Reader, all: bool) -> io::Result<MemoryUse> {
         let file = |name| self.file(Controller::Memory, name);
+        // The root of v2 has no file about it.
+        let usage = match self.is_unified() && self.is_root() {
+            true => None,
+            false => Some(self.memory_usage(reader)?),
+        };
         let text = reader.piece(&file("memory.stat"))?;
         let mut memory = match self.is_unified() {
             true => stat_v2(text),
@@ -88,19 +93,19 @@ impl Cgroup {
         };
         let limit = |limit: io::Result<u64>| limit.ok().filter(|limit| *limit < UNLIMITED);
         match (self.is_unified(), self.is_root()) {
-            // The root has no file about it on v2; this is what v1's says.
-            (true, true) => memory.memory.usage = memory.memory.rss.saturating_add(memory.cache),
+            (true, true) => {}
             (true, false) => {
-                memory.memory.usage = reader.number(&file("memory.current"))?;
                 memory.memory.limit = limit(reader.number(&file("memory.max"))); // "max" is none
                 memory.swap = reader.number(&file("memory.swap.current")).ok();
                 memory.swap_limit = limit(reader.number(&file("memory.swap.max")));
             }
             (false, _) => {
-                memory.memory.usage = reader.number(&file("memory.usage_in_bytes"))?;
                 memory.memory.limit = limit(reader.number(&file("memory.limit_in_bytes")));
             }
         }
+        // What v1 says of its root.
+        let both = memory.memory.rss.saturating_add(memory.cache);
+        memory.memory.usage = usage.unwrap_or(both);
         let inactive = memory.inactive_file;
         memory.memory.working_set = memory.memory.usage.saturating_sub(inactive);
         if all && self.is_unified() {
@@ -117,6 +122,12 @@ impl Cgroup {
             memory.swap_limit = both.and_then(|both| both.checked_sub(memory.memory.limit?));
         }
         Ok(memory)
+    }
+
+    /// Bytes of memory in use, of pages of files too. The root of v2 tells no such thing.
+    pub(in crate::stats) fn memory_usage(&self, reader: &mut Reader) -> io::Result<u64> {
+        let name = if self.is_unified() { "memory.current" } else { "memory.usage_in_bytes" };
+        reader.number(&self.file(Controller::Memory, name))
     }
 
     pub(super) fn tasks(&self, reader: &mut Reader) -> Option<Tasks> {

@@ -13,12 +13,7 @@ fn group(dir: &Path, unified: bool, files: &[(&str, &str)]) -> Cgroup {
     for (name, text) in files {
         fs::write(dir.join(name), text).unwrap();
     }
-    Cgroup::new(&hierarchies(dir.parent().unwrap(), unified), dir.file_name().unwrap().as_ref())
-}
-
-fn hierarchies(root: &Path, unified: bool) -> Hierarchies {
-    let roots = Arc::new(Controller::ALL.map(|_| root.to_str().unwrap().to_owned()));
-    Hierarchies { unified, roots }
+    Cgroup::new(&Hierarchies::at(dir.parent().unwrap(), unified), dir.file_name().unwrap().as_ref())
 }
 
 fn figures(group: &Cgroup) -> Figures {
@@ -108,7 +103,7 @@ fn both_versions_tell_the_same() {
     assert_eq!(memory(&v2).unwrap().limit, None);
     fs::remove_file(two.path().join("memory.current")).unwrap();
     assert!(memory(&v2).unwrap_err().to_string().contains("memory.current"));
-    let root = Cgroup::root(&hierarchies(two.path(), true));
+    let root = Cgroup::root(&Hierarchies::at(two.path(), true));
     assert_eq!(memory(&root).unwrap(), Memory { limit: None, ..expected });
 }
 

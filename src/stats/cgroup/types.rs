@@ -123,6 +123,15 @@ pub struct Pressure {
     pub io: Option<Stalls>,
 }
 
+impl Pressure {
+    /// Whether nothing has waited lately: averages sink by themselves when nothing waits any more.
+    pub(in crate::stats) fn is_calm(&self) -> bool {
+        let stalls = [&self.cpu, &self.memory, &self.io].into_iter().flatten();
+        let averages = |stall: &Stall| [stall.avg10, stall.avg60, stall.avg300];
+        stalls.flat_map(|stalls| [&stalls.some, &stalls.full]).flat_map(averages).all(|a| a == 0.0)
+    }
+}
+
 /// Pressure stall information of one resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stalls {

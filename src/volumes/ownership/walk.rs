@@ -3,19 +3,18 @@
 //! whatever a container that uses it does meanwhile.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, chmodat, chownat, fchmod, fchown, fstat,
-    openat, statat,
+    AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, chownat, fchmod, fchown, fstat, openat, statat,
 };
 use rustix::io::Errno;
-use rustix::path::DecInt;
 use tracing::warn;
 
+use super::modes::Modes;
 use crate::volumes::error::Error;
 
 const DIRECTORY: OFlags =
@@ -43,9 +42,7 @@ struct Job {
 struct Queue {
     state: Mutex<State>,
     news: Condvar,
-    /// The directory of this process's descriptors: by it, a mode is changed through an open file
-    /// that cannot be read.
-    descriptors: OwnedFd,
+    modes: Modes,
 }
 
 struct State {
@@ -109,7 +106,7 @@ impl Change {
         (dir, name): (&OwnedFd, &CStr),
         mode: u32,
         group: u32,
-        descriptors: &OwnedFd,
+        modes: &Modes,
     ) -> Result<(), Errno> {
         let strange = group != self.group;
         if strange {
@@ -121,22 +118,14 @@ impl Change {
         if extra == 0 || own | extra == own && !(strange && own & SET_IDS != 0) {
             return Ok(());
         }
-        let wanted = Mode::from_raw_mode(own | extra);
-        // By an open file: a name could have become a link meanwhile, which a change of mode
-        // would follow.
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(dir, name, flags, Mode::empty())?;
-        let number = DecInt::from_fd(file.as_fd());
-        chmodat(descriptors, number.as_c_str(), wanted, AtFlags::empty())
+        modes.change(dir, name, own | extra)
     }
 }
 
 impl Queue {
     fn new(first: Job) -> Result<Self, Errno> {
         let state = State { jobs: vec![first], open: 1, error: None };
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let descriptors = openat(CWD, "/proc/self/fd", flags, Mode::empty())?;
-        Ok(Self { state: Mutex::new(state), news: Condvar::new(), descriptors })
+        Ok(Self { state: Mutex::new(state), news: Condvar::new(), modes: Modes::new()? })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -196,7 +185,7 @@ impl Queue {
                 Err(Errno::NOENT) => continue,
                 stat => stat?,
             };
-            match change.apply((&dir, name), stat.st_mode, stat.st_gid, &self.descriptors) {
+            match change.apply((&dir, name), stat.st_mode, stat.st_gid, &self.modes) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(errno) => note("group", Path::new(&*name.to_string_lossy()), errno),
             }

@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
-use crate::process::{self, Memory};
+use crate::process::{self, Memory, WakeUps};
 use crate::statistics::Spread;
 use crate::{Args, burst, pods};
 
@@ -130,11 +130,11 @@ fn with_volumes(number: usize, node: &str) -> Result<Pod> {
 async fn idle(cluster: &mut Cluster<'_>, seconds: u16) -> Result<Idle> {
     tokio::time::sleep(SETTLE).await;
     let pid = cluster.node.daemon().pid();
-    let (began, before, woken) = (Instant::now(), cluster.uses()?.node, process::wake_ups(pid)?);
+    let (began, before, woken) = (Instant::now(), cluster.uses()?.node, WakeUps::of(pid)?);
     tokio::time::sleep(Duration::from_secs(seconds.into())).await;
     let (after, seconds) = (cluster.uses()?.node, began.elapsed().as_secs_f64());
     Ok(Idle {
-        wake_ups: (process::wake_ups(pid)? - woken) as f64 / seconds,
+        wake_ups: WakeUps::of(pid)?.since(&woken) as f64 / seconds,
         millicores: (after.cpu_seconds - before.cpu_seconds) * 1000.0 / seconds,
         descriptors: process::descriptors(pid)?,
         memory: after.memory,

@@ -90,11 +90,6 @@ impl<'a, 'b> Values<'a, 'b> {
 
     /// One of several samples that these labels tell apart.
     pub(super) fn add_of(&mut self, more: &[(&str, &str)], value: f64) {
-        let labels = self.labels.clone();
-        let labels = more.iter().fold(labels, |labels, (name, value)| labels.and(name, value));
-        match self.at {
-            Some(at) => self.samples.add_at(&labels, value, at),
-            None => self.samples.add(&labels, value),
-        }
+        self.samples.add_of(self.labels, &Labels::new(more), value, self.at);
     }
 }

@@ -28,7 +28,11 @@ use crate::stats::{
 pub(super) async fn brief(figures: &Figures) -> Result<Summary, Error> {
     let snapshot = figures.snapshot(Detail::Usage).await?;
     let pods = snapshot.living().filter(|pod| !pod.containers.is_empty());
-    let pods = pods.map(|pod| of_pod(pod, &Storage::default()));
+    let pods = pods.map(|pod| {
+        // The snapshot may be a fuller one.
+        let of_pod = of_pod(pod, &Storage::default());
+        PodStats { network: None, process_stats: None, ..of_pod }
+    });
     let pods = pods.collect();
     Ok(Summary { node: of_node(figures, &snapshot), pods })
 }

@@ -1,0 +1,119 @@
+//! Where the file systems of block devices are mounted. The kernel's table has a line with dozens of
+//! layers for each container, so it is read again only when the kernel says that it has changed.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufReader, Seek};
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use procfs::FromBufRead;
+use procfs::process::MountInfos;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+const TABLE: &str = "/proc/self/mountinfo";
+/// Types of file systems that nobody writes to: images that are always full would only alarm.
+const READ_ONLY: [&str; 4] = ["squashfs", "iso9660", "erofs", "udf"];
+
+/// The mounts of this mount namespace.
+#[derive(Debug, Default)]
+pub(super) struct Mounts(Mutex<Option<Known>>);
+
+#[derive(Debug)]
+struct Known {
+    /// Open for as long as it is known, for so long the kernel notes whether it has changed.
+    table: File,
+    on_devices: BTreeMap<String, Mount>,
+}
+
+/// A mount of a block device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mount {
+    /// Where.
+    pub(super) point: PathBuf,
+    /// The file system's type, such as `ext4`.
+    pub(super) kind: String,
+}
+
+impl Mounts {
+    /// The first mount of each device, by names such as `/dev/sda`. What cannot be read is left out.
+    pub(super) fn on_devices(&self) -> BTreeMap<String, Mount> {
+        // No code panics while it holds the lock.
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = match known.take() {
+            Some(known) => known.renewed(),
+            None => Known::open(),
+        };
+        let fresh = fresh.inspect_err(|error| tracing::debug!(%error, "{TABLE} cannot be read"));
+        *known = fresh.ok();
+        known.as_ref().map(|known| known.on_devices.clone()).unwrap_or_default()
+    }
+}
+
+impl Known {
+    fn open() -> io::Result<Self> {
+        let mut table = File::open(TABLE)?;
+        Ok(Self { on_devices: read(&mut table)?, table })
+    }
+
+    fn renewed(mut self) -> io::Result<Self> {
+        let changed = PollFlags::PRI | PollFlags::ERR;
+        let mut asked = [PollFd::new(&self.table, changed)];
+        poll(&mut asked, Some(&Timespec::default()))?;
+        if asked[0].revents().intersects(changed) {
+            self.table.rewind()?;
+            self.on_devices = read(&mut self.table)?;
+        }
+        Ok(self)
+    }
+}
+
+fn read(table: &mut File) -> io::Result<BTreeMap<String, Mount>> {
+    let mounts = MountInfos::from_buf_read(BufReader::new(table)).map_err(io::Error::other)?;
+    let mut on_devices = BTreeMap::new();
+    for mount in mounts.0 {
+        let device = mount.mount_source.filter(|name| name.starts_with("/dev/"));
+        let is_written = !READ_ONLY.contains(&mount.fs_type.as_str());
+        if let Some(device) = device.filter(|_| is_written) {
+            let mount = Mount { point: mount.mount_point, kind: mount.fs_type };
+            on_devices.entry(device).or_insert(mount);
+        }
+    }
+    Ok(on_devices)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn the_table_is_read_again_when_something_was_mounted() {
+        // A thread has a mount namespace of its own here, and `self` is the process: it looks at its
+        // own table.
+        let table = || File::open("/proc/thread-self/mountinfo").unwrap();
+        let work = move || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS).unwrap();
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+            let private = nix::mount::MsFlags::MS_REC | nix::mount::MsFlags::MS_PRIVATE;
+            nix::mount::mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            let lies = || BTreeMap::from([("/dev/lie".to_owned(), mount_at("/lie"))]);
+            let known = Known { table: table(), on_devices: lies() };
+            let known = known.renewed().unwrap();
+            assert_eq!(known.on_devices, lies(), "nothing has changed");
+            let none = None::<&str>;
+            let flags = nix::mount::MsFlags::empty();
+            nix::mount::mount(Some("none"), dir.path(), Some("tmpfs"), flags, none).unwrap();
+            let known = known.renewed().unwrap();
+            assert_eq!(known.on_devices, read(&mut table()).unwrap());
+            nix::mount::umount(dir.path()).unwrap();
+        };
+        std::thread::spawn(work).join().unwrap();
+    }
+
+    fn mount_at(point: &str) -> Mount {
+        Mount { point: point.into(), kind: "ext4".to_owned() }
+    }
+}
