@@ -32,6 +32,9 @@ static FAMILIES: LazyLock<Vec<&'static Family>> = LazyLock::new(|| {
     all
 });
 
+/// Bytes of a sample of a container, with two ids of 64 letters among its labels.
+const LINE: usize = 448;
+
 /// What there is on the page, in order.
 #[derive(Clone, Copy)]
 enum Part {
@@ -67,7 +70,7 @@ pub(super) async fn page(figures: &Figures) -> Body {
     let page = Page { view: snapshot.ok().map(|snapshot| View::new(snapshot, image)) };
     let (page, figures) = (Arc::new(page), figures.clone());
     let chunks = parts().into_iter().filter_map(move |part| {
-        let mut text = Text::new();
+        let mut text = Text::with_capacity(page.room(part));
         page.write(part, &figures, &mut text);
         let text = text.finish();
         (!text.is_empty()).then(|| Ok::<_, std::convert::Infallible>(Bytes::from(text)))
@@ -81,6 +84,14 @@ struct Page {
 }
 
 impl Page {
+    /// Bytes that nearly every part fits into: what grows bit by bit is copied as often.
+    fn room(&self, part: Part) -> usize {
+        match (part, &self.view) {
+            (Part::Cgroups(_), Some(view)) => LINE * (view.subjects.len() + 1),
+            _ => 0,
+        }
+    }
+
     fn write(&self, part: Part, figures: &Figures, text: &mut Text) {
         let facts = &figures.shared.facts;
         match part {
@@ -169,7 +180,7 @@ impl View {
         let mut add = |place: Place, names: Names<'_>, started: Option<Timestamp>| {
             // A daemon may run in a cgroup that is listed already.
             if let Some(group) = place.of(&snapshot)
-                && seen.insert(group.path.clone())
+                && seen.insert(group.path.as_str())
             {
                 let labels = names.labels(&group.path);
                 subjects.push(Labelled { place, labels, started: started.or(group.created) });
