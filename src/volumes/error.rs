@@ -15,6 +15,8 @@ pub(super) const SET_UP: &str = "MountVolume.SetUp";
 pub(super) const MAP: &str = "MapVolume.MapPodDevice";
 /// Looking whether it can be reached from the node, before that.
 pub(super) const CHECK: &str = "MountVolume.NodeAffinity check";
+/// Looking whether the control plane has attached it.
+pub(super) const VERIFY: &str = "VerifyControllerAttachedVolume";
 pub(super) const MAP_CHECK: &str = "MapVolume.NodeAffinity check";
 
 /// Why a volume could not be set up, refreshed or taken down. The text is fit for a pod's event.
@@ -44,6 +46,9 @@ pub enum Error {
     /// The volume of a claim cannot be reached from this node.
     #[error("no matching NodeSelectorTerms")]
     OtherNodes,
+    /// The control plane has not said in time that the node has the volume.
+    #[error("volume not attached according to node status")]
+    NotAttached,
     /// A git repository: too dangerous a volume to be set up by anybody any more.
     #[error(
         "git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling \
@@ -227,6 +232,16 @@ impl Error {
                 "FailedMapVolume"
             }
             _ => "FailedMount",
+        }
+    }
+
+    /// Whether the pod cannot have its volume on this node, so that it is to be made anew on
+    /// another: the reason for its status.
+    pub fn rejects(&self) -> Option<&'static str> {
+        match self {
+            Self::Csi(super::CsiError::AttachLimit(_)) => Some("VolumeAttachmentLimitExceeded"),
+            Self::SetUp { source, .. } => source.rejects(),
+            _ => None,
         }
     }
 

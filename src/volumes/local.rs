@@ -184,7 +184,7 @@ impl Task<'_> {
             let to = target.clone();
             blocking(move || mounts::bind(&from, &to, options)).await?;
         }
-        Ok(Mounted { path: target, read_only, device: None })
+        Ok(Mounted { read_only, relabel: !read_only, ..Mounted::at(target) })
     }
 
     fn warn_of_other_group(&self, path: &Path) {
