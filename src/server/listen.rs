@@ -24,7 +24,7 @@ use tower::ServiceExt;
 use tracing::debug;
 
 use super::audit::Audit;
-use super::auth::Peer;
+use super::auth::{Certified, Peer};
 use super::lobby::{Lobby, Seat};
 use super::tls::Tls;
 
@@ -93,8 +93,8 @@ async fn connection(
             let acceptor = TlsAcceptor::from(tls.server_config());
             match timeout(PATIENCE, acceptor.accept(socket)).await {
                 Ok(Ok(stream)) => {
-                    let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
-                    peer.certified = tls.identify(chain);
+                    let chain = stream.get_ref().1.peer_certificates();
+                    peer.certified = Some(Certified::new(tls, chain));
                     http(stream, peer, watched, router).await
                 }
                 Ok(Err(error)) => Err(format!("TLS handshake failed: {error}")),

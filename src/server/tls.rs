@@ -15,7 +15,6 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use tracing::{info, warn};
 
-use super::auth::User;
 use crate::certificates;
 use crate::config::Config;
 
@@ -67,7 +66,16 @@ struct Built {
     config: Arc<ServerConfig>,
     /// Whether there is a certificate to show; without one each handshake fails.
     certified: bool,
-    clients: Option<ClientCa>,
+    clients: Clients,
+}
+
+/// Who gives clients their certificates.
+#[derive(Clone)]
+pub(super) struct Clients {
+    /// `None`: certificates of clients prove nothing.
+    pub(super) authority: Option<ClientCa>,
+    /// Another number for each reading of the file.
+    pub(super) generation: u64,
 }
 
 struct Current {
@@ -112,7 +120,7 @@ impl Tls {
             },
         };
         let changed = sources.changed();
-        let current = Current { built: sources.build()?, changed, looked: Instant::now() };
+        let current = Current { built: sources.build(0)?, changed, looked: Instant::now() };
         Ok(Self { sources, current: Mutex::new(current) })
     }
 
@@ -121,10 +129,9 @@ impl Tls {
         self.current().config
     }
 
-    /// Who the certificate was given to by the client CA; anybody else's is nobody's.
-    pub(super) fn identify(&self, chain: &[CertificateDer<'_>]) -> Option<User> {
-        let subject = self.current().clients?.identify(chain).ok()??;
-        Some(User::authenticated(subject.name, subject.groups))
+    /// Who gives clients their certificates, as of now.
+    pub(super) fn clients(&self) -> Clients {
+        self.current().clients
     }
 
     fn current(&self) -> Built {
@@ -133,7 +140,7 @@ impl Tls {
             current.looked = Instant::now();
             let changed = self.sources.changed();
             if changed != current.changed {
-                match self.sources.build() {
+                match self.sources.build(current.built.clients.generation + 1) {
                     Ok(built) => {
                         info!("certificates of the server reloaded");
                         current.built = built;
@@ -156,22 +163,23 @@ impl Sources {
         files.map(|path| path.and_then(time)).collect()
     }
 
-    fn build(&self) -> Result<Built, TlsError> {
+    fn build(&self, generation: u64) -> Result<Built, TlsError> {
         let shown = self.certified()?;
         let load = |ca| ClientCa::load(ca, &self.provider);
-        let clients = self.client_ca.as_deref().map(load).transpose()?;
+        let authority = self.client_ca.as_deref().map(load).transpose()?;
         let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(self.versions)
             .map_err(|error| {
                 TlsError::Settings(format!("tlsCipherSuites and tlsMinVersion: {error}"))
             })?;
-        let builder = match &clients {
-            Some(clients) => builder.with_client_cert_verifier(clients.ask()),
+        let builder = match &authority {
+            Some(authority) => builder.with_client_cert_verifier(authority.ask()),
             None => builder.with_no_client_auth(),
         };
         let certified = shown.is_some();
         let mut config = builder.with_cert_resolver(Arc::new(Shown(shown)));
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let clients = Clients { authority, generation };
         Ok(Built { config: Arc::new(config), certified, clients })
     }
 

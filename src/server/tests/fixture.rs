@@ -1,5 +1,7 @@
 //! A node with a server, and who asks it.
 
+use std::time::SystemTime;
+
 use super::*;
 
 /// A node with one pod, whose container `c` logs to a file.
@@ -111,10 +113,17 @@ impl Pki {
 
     /// A certificate with its key, as files of that name.
     pub(super) fn issue(&self, file: &str, name: &str, usage: ExtendedUse) {
+        self.issue_for(file, name, usage, Duration::from_secs(3600));
+    }
+
+    /// The same, good for that long.
+    pub(super) fn issue_for(&self, file: &str, name: &str, usage: ExtendedUse, life: Duration) {
         let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
         params.distinguished_name.push(DnType::OrganizationName, "team");
         params.extended_key_usages = vec![usage];
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + since_1970 + life;
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         fs::write(self.path(&format!("{file}.crt")), certificate.pem()).unwrap();

@@ -49,6 +49,14 @@ impl Router {
                 Ok(respond::json(StatusCode::OK, &discovery::api_versions(&address)))
             }
             "/apis" => Ok(respond::json(StatusCode::OK, &discovery::groups())),
+            "/openapi/v2" => {
+                let is_wanted = |kind: &&str| accept.is_some_and(|accept| accept.contains(*kind));
+                let Some(kind) = openapi::v2::PROTOBUF.into_iter().find(is_wanted) else {
+                    return Ok(respond::json(StatusCode::OK, &openapi::v2::document()));
+                };
+                let (kind, body) = (HeaderValue::from_static(kind), openapi::v2::protobuf());
+                Ok(respond::raw(StatusCode::OK, kind, Body::from(body)))
+            }
             "/openapi/v3" => Ok(respond::json(StatusCode::OK, &openapi::index())),
             path => match document(path) {
                 Some(document) => Ok(respond::json(StatusCode::OK, &document)),
@@ -99,6 +107,6 @@ fn document(path: &str) -> Option<Value> {
 fn paths() -> Value {
     json!({"paths": [
         "/.well-known/openid-configuration", "/api", "/api/v1", "/apis", "/healthz", "/livez", "/metrics",
-        "/openapi/v3", "/openid/v1/jwks", "/readyz", "/version",
+        "/openapi/v2", "/openapi/v3", "/openid/v1/jwks", "/readyz", "/version",
     ]})
 }
