@@ -14,6 +14,7 @@ use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use longshore_streams as streams;
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -133,8 +134,14 @@ where
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(Arc::clone(&peer));
         let running = Running::begin(&peer.pace);
+        let is_upgrade = streams::is_upgrade(request.headers());
         let answer = router.clone().oneshot(request);
-        async move { answer.await.map(|answer| answer.map(|body| Tracked { body, _running: running })) }
+        async move {
+            answer.await.map(|mut answer| {
+                streams::end_refused(is_upgrade, &mut answer);
+                answer.map(|body| Tracked { body, _running: running })
+            })
+        }
     });
     let mut builder = Builder::new(TokioExecutor::new());
     // the pace of heads is watched here, from the end of one request to the next one's head

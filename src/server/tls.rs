@@ -10,7 +10,6 @@ use longshore_tls::{ClientCa, certificates, private_key};
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose};
 use rustls::ServerConfig;
 use rustls::crypto::{CryptoProvider, SupportedKxGroup, ring};
-use rustls::pki_types::CertificateDer;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use tracing::{info, warn};
@@ -134,6 +133,13 @@ impl Tls {
         self.current().clients
     }
 
+    /// As if the files had not been looked at for long.
+    #[cfg(test)]
+    pub(super) fn forget(&self) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        current.looked = current.looked.checked_sub(RELOAD_INTERVAL).unwrap_or(current.looked);
+    }
+
     fn current(&self) -> Built {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.looked.elapsed() >= RELOAD_INTERVAL || !current.built.certified {
@@ -237,7 +243,10 @@ fn provider(names: &[String], curves: &[i32]) -> Result<CryptoProvider, TlsError
     };
     provider.cipher_suites.retain(allowed);
     if provider.cipher_suites.iter().all(|suite| suite.tls13().is_some()) {
-        warn!(?names, "tlsCipherSuites: none of these is spoken here, which leaves TLS 1.3 alone");
+        warn!(
+            ?names,
+            "tlsCipherSuites: no suite of TLS 1.2 that is spoken here, which leaves TLS 1.3 alone"
+        );
     }
     Ok(provider)
 }

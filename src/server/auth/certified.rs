@@ -50,6 +50,10 @@ impl Certified {
 
     /// Whose certificate was shown, if one was; why it proves nobody, as of now.
     pub(super) fn user(&self) -> Result<Option<User>, String> {
+        self.user_at(seconds_now())
+    }
+
+    fn user_at(&self, now: u64) -> Result<Option<User>, String> {
         if self.chain.is_empty() {
             return Ok(None);
         }
@@ -61,7 +65,7 @@ impl Certified {
         }
         match &judged.verdict {
             Verdict::Nothing => Ok(None),
-            Verdict::User { user, until } if seconds_now() <= *until => Ok(Some(user.clone())),
+            Verdict::User { user, until } if now <= *until => Ok(Some(user.clone())),
             Verdict::User { .. } => Err("its certificate has expired".to_owned()),
             Verdict::Untrusted(why) => Err(why.clone()),
         }
@@ -86,4 +90,43 @@ fn judge(clients: &Clients, chain: &[CertificateDer<'_>]) -> Verdict {
 
 fn seconds_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use rustls::pki_types::pem::PemObject;
+
+    use super::*;
+    use crate::server::tests::{ExtendedUse, Pki, config};
+
+    /// A connection does not keep what its certificate has lost.
+    #[test]
+    fn a_renewed_authority_holds_for_connections_that_are_open() {
+        let (pki, renewed) = (Pki::new(), Pki::new());
+        let chain = |pki: &Pki| {
+            pki.issue("jane", "jane", ExtendedUse::ClientAuth);
+            vec![CertificateDer::from_pem_file(pki.path("jane.crt")).unwrap()]
+        };
+        let (old, new) = (chain(&pki), chain(&renewed));
+        let tls = Arc::new(Tls::new(&config(&pki, &[]), &[]).unwrap());
+        let certified =
+            |chain: &[CertificateDer<'_>]| Certified::new(Arc::clone(&tls), Some(chain));
+        let (before, unknown) = (certified(&old), certified(&new));
+        let jane = before.user().unwrap().unwrap();
+        assert!(jane.name == "jane" && jane.extra[CREDENTIAL_ID][0].starts_with("X509SHA256="));
+        assert!(unknown.user().is_err());
+        let ended = before.user_at(u64::MAX).unwrap_err();
+        assert_eq!(ended, "its certificate has expired");
+        assert_eq!(Certified::new(Arc::clone(&tls), None).user(), Ok(None));
+
+        std::fs::copy(renewed.path("ca.crt"), pki.path("ca.crt")).unwrap();
+        tls.forget();
+        assert!(before.user().is_err());
+        assert_eq!(unknown.user().unwrap().unwrap().name, "jane");
+        // what is no authority leaves the last one in force
+        std::fs::write(pki.path("ca.crt"), "nonsense").unwrap();
+        tls.forget();
+        assert_eq!(unknown.user().unwrap().unwrap().name, "jane");
+    }
 }

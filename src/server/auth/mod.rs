@@ -12,7 +12,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::AUTHORIZATION;
-use axum::http::{Method, Request, StatusCode};
+use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
@@ -76,8 +76,8 @@ pub(super) struct Peer {
 }
 
 /// The bearer token of a request.
-fn bearer(request: &Request<Body>) -> Option<&str> {
-    let header = request.headers().get(AUTHORIZATION)?.to_str().ok()?;
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let header = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = header.split_once(' ')?;
     let token = token.trim();
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
@@ -141,12 +141,12 @@ impl Auth {
 
     /// Who sends the request; the error says why that is nobody who may come in. Who shows something
     /// that is no good does not fall back to being nobody in particular.
-    async fn user(&self, request: &Request<Body>, peer: &Peer) -> Result<User, String> {
+    async fn user(&self, headers: &HeaderMap, peer: &Peer) -> Result<User, String> {
         let certified = peer.certified.as_ref().map_or(Ok(None), Certified::user);
         if let Ok(Some(user)) = certified {
             return Ok(user);
         }
-        if let (Some(token), Some(client)) = (bearer(request), &self.tokens) {
+        if let (Some(token), Some(client)) = (bearer(headers), &self.tokens) {
             let holder = self.holder(client, token).await;
             return holder.ok_or_else(|| "its bearer token is no good".to_owned());
         }
@@ -269,7 +269,7 @@ pub(super) async fn gate(
     let peer = request.extensions().get::<Arc<Peer>>().cloned().unwrap_or_default();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let asked = |user| Asked { address: peer.address, user, method: &method, path: &path };
-    let user = auth.user(&request, &peer).await.map_err(|why| {
+    let user = auth.user(request.headers(), &peer).await.map_err(|why| {
         // who has nothing to show may not hold the line either
         Pace::turn_away(&peer.pace);
         auth.audit.refused(&asked(""), StatusCode::UNAUTHORIZED, &why);

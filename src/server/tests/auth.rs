@@ -104,25 +104,6 @@ async fn who_shows_something_bad_is_not_taken_for_nobody() {
     assert_eq!(setup.get(None, Some("bad"), "/pods").await.0, 200);
 }
 
-/// A connection does not keep what its certificate has lost.
-#[tokio::test]
-async fn a_certificate_is_judged_with_each_request() {
-    let setup = setup(&["--authorization-mode=AlwaysAllow", "--anonymous-auth=true"], &[]).await;
-    setup.pki.issue_for("brief", "brief", ExtendedUse::ClientAuth, Duration::from_secs(3));
-    let mut stream = setup.connect(Some("brief")).await;
-    let mut ask = async || {
-        let request = "GET /healthz HTTP/1.1\r\nHost: n1\r\n\r\n";
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = [0; 4096];
-        let count = stream.read(&mut answer).await.unwrap();
-        String::from_utf8_lossy(&answer[..count]).into_owned()
-    };
-    assert!(ask().await.starts_with("HTTP/1.1 200 "));
-    tokio::time::sleep(Duration::from_secs(5)).await;
-    let answer = ask().await;
-    assert!(answer.starts_with("HTTP/1.1 401 "), "{answer}");
-}
-
 #[tokio::test]
 async fn without_rules_everybody_is_answered() {
     let setup = setup(&["--anonymous-auth=true", "--authorization-mode=AlwaysAllow"], &[]).await;

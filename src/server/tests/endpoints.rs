@@ -113,6 +113,33 @@ async fn what_cannot_be_joined_is_named() {
     }
 }
 
+/// What follows a refused upgrade may come from somebody who takes the connection for a session.
+#[tokio::test]
+async fn a_refused_upgrade_is_the_end_of_the_connection() {
+    let setup = setup(&WEBHOOK, &[("admin", "get proxy"), ("admin", "get pods")]).await;
+    for (certificate, path, expected) in [
+        (Some("admin"), "/exec/ns/other/c?output=1", 404),
+        (Some("admin"), "/exec/ns/p/c?output=1", 500),
+        (Some("admin"), "/attach/ns/p/c", 400),
+        (Some("admin"), "/pods", 200),
+        (Some("admin"), "/metrics", 403),
+        (None, "/exec/ns/p/c?output=1", 401),
+    ] {
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: n1\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n\
+             GET /healthz HTTP/1.1\r\nHost: n1\r\n\r\n"
+        );
+        let mut stream = setup.connect(certificate).await;
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        let reading = stream.read_to_end(&mut answer);
+        let _ = tokio::time::timeout(Duration::from_secs(10), reading).await.unwrap();
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {expected} ")), "{path}: {answer}");
+        assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{path}: {answer}");
+    }
+}
+
 #[tokio::test]
 async fn the_level_of_the_log_is_put() {
     let setup = setup(&OPEN, &[]).await;
@@ -214,8 +241,14 @@ fn target() -> impl Strategy<Value = String> {
 
 /// Headers that something here reads.
 fn headers() -> impl Strategy<Value = Vec<(&'static str, String)>> {
-    const NAMES: [&str; 6] =
-        ["accept", "range", "upgrade", "connection", "sec-websocket-protocol", "x-stream-protocol-version"];
+    const NAMES: [&str; 6] = [
+        "accept",
+        "range",
+        "upgrade",
+        "connection",
+        "sec-websocket-protocol",
+        "x-stream-protocol-version",
+    ];
     const WORDS: [&str; 8] = [
         "websocket",
         "SPDY/3.1",

@@ -1,7 +1,5 @@
 //! A node with a server, and who asks it.
 
-use std::time::SystemTime;
-
 use super::*;
 
 /// A node with one pod, whose container `c` logs to a file.
@@ -90,13 +88,13 @@ pub(super) fn no_runtime() -> Runtime {
     Runtime::new(longshore_cri::Options::new("unix:///nonexistent/runtime.sock")).unwrap()
 }
 
-pub(super) struct Pki {
+pub(in crate::server) struct Pki {
     directory: tempfile::TempDir,
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Pki {
-    pub(super) fn new() -> Self {
+    pub(in crate::server) fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut params = CertificateParams::new(vec![]).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -107,23 +105,16 @@ impl Pki {
         Self { directory, issuer: Issuer::new(params, key) }
     }
 
-    pub(super) fn path(&self, file: &str) -> PathBuf {
+    pub(in crate::server) fn path(&self, file: &str) -> PathBuf {
         self.directory.path().join(file)
     }
 
     /// A certificate with its key, as files of that name.
-    pub(super) fn issue(&self, file: &str, name: &str, usage: ExtendedUse) {
-        self.issue_for(file, name, usage, Duration::from_secs(3600));
-    }
-
-    /// The same, good for that long.
-    pub(super) fn issue_for(&self, file: &str, name: &str, usage: ExtendedUse, life: Duration) {
+    pub(in crate::server) fn issue(&self, file: &str, name: &str, usage: ExtendedUse) {
         let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
         params.distinguished_name.push(DnType::OrganizationName, "team");
         params.extended_key_usages = vec![usage];
-        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + since_1970 + life;
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         fs::write(self.path(&format!("{file}.crt")), certificate.pem()).unwrap();
@@ -131,7 +122,7 @@ impl Pki {
     }
 }
 
-pub(super) use rcgen::ExtendedKeyUsagePurpose as ExtendedUse;
+pub(in crate::server) use rcgen::ExtendedKeyUsagePurpose as ExtendedUse;
 
 pub(super) struct Setup {
     pub(super) pki: Pki,
@@ -140,7 +131,7 @@ pub(super) struct Setup {
     pub(super) addresses: Vec<SocketAddr>,
 }
 
-pub(super) fn config(pki: &Pki, more: &[&str]) -> Box<Config> {
+pub(in crate::server) fn config(pki: &Pki, more: &[&str]) -> Box<Config> {
     let base = [
         "kubelet",
         "--fail-cgroupv1=false",

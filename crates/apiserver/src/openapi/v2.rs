@@ -12,11 +12,15 @@ use serde_json::{Map, Value, json};
 use super::{VERSION, path};
 use crate::facts::{RESOURCES, Resource};
 
-/// The type that clients of Go ask for, by its names of before and since 1.27.
-pub const PROTOBUF: [&str; 2] = [
-    "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
-    "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
-];
+/// The type of the message. Old clients ask for it with an `@`, which is in no good name of a type.
+pub const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+
+/// Whether the message is wanted rather than JSON.
+#[must_use]
+pub fn is_wanted(accept: Option<&str>) -> bool {
+    accept.is_some_and(|accept| accept.replace('@', ".").contains(PROTOBUF))
+}
+
 const GVK: &str = "x-kubernetes-group-version-kind";
 const TITLE: &str = "Kubernetes";
 
@@ -102,6 +106,8 @@ mod tests {
         let text = document.to_string();
         assert!(!text.contains("Review") && !text.contains("fieldValidation"), "{text}");
         let message = String::from_utf8_lossy(&protobuf()).into_owned();
+        assert!(is_wanted(Some("application/com.github.proto-openapi.spec.v2@v1.0+protobuf")));
+        assert!(is_wanted(Some(&format!("{PROTOBUF}, */*"))) && !is_wanted(Some("*/*")));
         assert_eq!(message.matches("dryRun").count(), paths.len());
     }
 }

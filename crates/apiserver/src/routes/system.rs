@@ -50,12 +50,11 @@ impl Router {
             }
             "/apis" => Ok(respond::json(StatusCode::OK, &discovery::groups())),
             "/openapi/v2" => {
-                let is_wanted = |kind: &&str| accept.is_some_and(|accept| accept.contains(*kind));
-                let Some(kind) = openapi::v2::PROTOBUF.into_iter().find(is_wanted) else {
-                    return Ok(respond::json(StatusCode::OK, &openapi::v2::document()));
-                };
-                let (kind, body) = (HeaderValue::from_static(kind), openapi::v2::protobuf());
-                Ok(respond::raw(StatusCode::OK, kind, Body::from(body)))
+                let kind = HeaderValue::from_static(openapi::v2::PROTOBUF);
+                Ok(match openapi::v2::is_wanted(accept) {
+                    true => respond::raw(StatusCode::OK, kind, openapi::v2::protobuf().into()),
+                    false => respond::json(StatusCode::OK, &openapi::v2::document()),
+                })
             }
             "/openapi/v3" => Ok(respond::json(StatusCode::OK, &openapi::index())),
             path => match document(path) {
