@@ -8,7 +8,7 @@ export CARGO_TARGET_DIR ?= $(CACHE)/target
 # Where the programs and tools of root are, whatever shell called us.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help run test vm-test vm-bench lint fmt bench bench-proxy bench-server bench-volumes clean-host
+.PHONY: help run test fuzz vm-test vm-bench lint fmt bench bench-proxy bench-server bench-volumes clean-host
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -26,6 +26,13 @@ test: ## run all tests
 	@kubectl=$$(scripts/fetch-kubectl.sh $(CACHE)/kubectl); PATH="$${kubectl:+$$kubectl:}$$PATH"; \
 	if command -v cargo-nextest >/dev/null; then cargo nextest run --workspace; \
 	else cargo test --workspace --no-fail-fast; fi
+
+# Properties of all that reads what others send: logs, requests to either server, streams, tokens.
+FUZZ := chunks_make_no_difference nor_in_what_looks_like_a_log odd_requests_are_answered no_path_leads_out \
+	a_part_is_within_its_file what_is_let_through_is_harmless a_timeout_is_a_number_or_refused \
+	any_bytes_are_read_to_an_end no_line_is_too_odd nothing_makes_it_panic no_patch_panics
+fuzz: ## feed parsers of logs and requests with CASES=100000 inputs each
+	PROPTEST_CASES=$(or $(CASES),100000) cargo test --workspace --lib -- $(FUZZ)
 
 vm-test: ## run the cases that need cgroup v2 and systemd, in a virtual machine; VM_CASES=another list
 	@scripts/install-deps.sh vm

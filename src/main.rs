@@ -82,8 +82,38 @@ fn report(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("longshore: {error:#}");
+            eprintln!("longshore: {}", told(&error));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// An error with its causes, but for those that its text ends with.
+fn told(error: &anyhow::Error) -> String {
+    error
+        .chain()
+        .map(ToString::to_string)
+        .reduce(|text, cause| match text.ends_with(&cause) {
+            true => text,
+            false => format!("{text}: {cause}"),
+        })
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("cannot read x: {source}")]
+        struct Read {
+            source: std::fmt::Error,
+        }
+        let cause = std::fmt::Error.to_string();
+        let error = anyhow::Error::new(Read { source: std::fmt::Error });
+        assert_eq!(told(&error), format!("cannot read x: {cause}"));
+        assert_eq!(told(&error.context("start")), format!("start: cannot read x: {cause}"));
     }
 }

@@ -5,7 +5,7 @@
 mod certificates;
 
 use longshore_metrics::{Healthchecks, Kind, Labels, Registry, RestClient, Text, Version};
-use longshore_metrics::{tell_version, watch_process};
+use longshore_metrics::{tell_version, watch_process, watch_start};
 use tokio::runtime::Handle;
 
 pub use certificates::Certificates;
@@ -44,13 +44,14 @@ impl Metrics {
         name.with([node_name]).set(1.0);
         // Nothing configures nodes from afar any more, but dashboards still ask.
         node.gauge("kubelet_node_config_error", "1 if the node's configuration is at fault.");
-        let slis = Registry::default();
+        let (probes, slis) = (Registry::default(), Registry::default());
+        watch_start(&probes);
         Self {
             rest_client: RestClient::new(&node),
             requests: Requests::new(&node),
             certificates: Certificates::new(&node),
             healthchecks: Healthchecks::new(&slis),
-            probes: Registry::default(),
+            probes,
             node,
             slis,
         }

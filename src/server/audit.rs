@@ -50,12 +50,13 @@ impl Audit {
         info!(address = asked.from(), user, %method, path = cut(asked.path), "request");
     }
 
-    /// A request was refused.
-    pub(super) fn refused(&self, asked: &Asked<'_>, status: StatusCode) {
+    /// A request was refused, and why.
+    pub(super) fn refused(&self, asked: &Asked<'_>, status: StatusCode, why: &str) {
         self.limited(|| {
             let Asked { user, method, .. } = asked;
             let (path, code) = (cut(asked.path), status.as_u16());
-            info!(address = asked.from(), user, %method, path, code, "request refused");
+            let why = cut(why);
+            info!(address = asked.from(), user, %method, path, code, why, "request refused");
         });
     }
 

@@ -14,6 +14,7 @@ use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use longshore_streams as streams;
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -24,7 +25,7 @@ use tower::ServiceExt;
 use tracing::debug;
 
 use super::audit::Audit;
-use super::auth::Peer;
+use super::auth::{Certified, Peer};
 use super::lobby::{Lobby, Seat};
 use super::tls::Tls;
 
@@ -93,8 +94,8 @@ async fn connection(
             let acceptor = TlsAcceptor::from(tls.server_config());
             match timeout(PATIENCE, acceptor.accept(socket)).await {
                 Ok(Ok(stream)) => {
-                    let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
-                    peer.certified = tls.identify(chain);
+                    let chain = stream.get_ref().1.peer_certificates();
+                    peer.certified = Some(Certified::new(tls, chain));
                     http(stream, peer, watched, router).await
                 }
                 Ok(Err(error)) => Err(format!("TLS handshake failed: {error}")),
@@ -133,8 +134,14 @@ where
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(Arc::clone(&peer));
         let running = Running::begin(&peer.pace);
+        let is_upgrade = streams::is_upgrade(request.headers());
         let answer = router.clone().oneshot(request);
-        async move { answer.await.map(|answer| answer.map(|body| Tracked { body, _running: running })) }
+        async move {
+            answer.await.map(|mut answer| {
+                streams::end_refused(is_upgrade, &mut answer);
+                answer.map(|body| Tracked { body, _running: running })
+            })
+        }
     });
     let mut builder = Builder::new(TokioExecutor::new());
     // the pace of heads is watched here, from the end of one request to the next one's head

@@ -15,11 +15,16 @@ use serde::Serialize;
 use super::{Host, Refusal};
 
 pub(super) fn routes(host: Arc<dyn Host>) -> Router {
-    Router::new().route("/pods", get(pods)).with_state(host)
+    // upstream serves both, and people write either
+    Router::new().route("/pods", get(pods)).route("/pods/", get(pods)).with_state(host)
 }
 
 pub(super) fn running_routes(host: Arc<dyn Host>) -> Router {
-    Router::new().route("/runningpods/", get(running_pods)).with_state(host)
+    // upstream redirects from the one to the other
+    Router::new()
+        .route("/runningpods", get(running_pods))
+        .route("/runningpods/", get(running_pods))
+        .with_state(host)
 }
 
 async fn pods(State(host): State<Arc<dyn Host>>) -> Result<Response, Refusal> {

@@ -5,7 +5,8 @@
 //! clients of the newest protocols, which runtimes do not speak.
 //!
 //! Current limitations: a streaming server with TLS is not called. A command that leaves more of its
-//! input unread than a pipe holds may be slow to end, or not end: containerd waits for a reader.
+//! input unread than a pipe holds may be slow to end, or not end: containerd waits for a reader. One that
+//! closes its output, as `cat > FILE` alone, may lose the rest of its input: containerd ends that too.
 
 use std::io;
 use std::sync::Arc;

@@ -31,6 +31,7 @@ mod logs;
 mod ports;
 
 use fixture::*;
+pub(super) use fixture::{ExtendedUse, Pki, config};
 
 const WEBHOOK: [&str; 3] =
     ["--authorization-mode=Webhook", "--authentication-token-webhook", "--anonymous-auth=false"];

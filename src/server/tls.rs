@@ -10,12 +10,10 @@ use longshore_tls::{ClientCa, certificates, private_key};
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose};
 use rustls::ServerConfig;
 use rustls::crypto::{CryptoProvider, SupportedKxGroup, ring};
-use rustls::pki_types::CertificateDer;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use tracing::{info, warn};
 
-use super::auth::User;
 use crate::certificates;
 use crate::config::Config;
 
@@ -67,7 +65,16 @@ struct Built {
     config: Arc<ServerConfig>,
     /// Whether there is a certificate to show; without one each handshake fails.
     certified: bool,
-    clients: Option<ClientCa>,
+    clients: Clients,
+}
+
+/// Who gives clients their certificates.
+#[derive(Clone)]
+pub(super) struct Clients {
+    /// `None`: certificates of clients prove nothing.
+    pub(super) authority: Option<ClientCa>,
+    /// Another number for each reading of the file.
+    pub(super) generation: u64,
 }
 
 struct Current {
@@ -112,7 +119,7 @@ impl Tls {
             },
         };
         let changed = sources.changed();
-        let current = Current { built: sources.build()?, changed, looked: Instant::now() };
+        let current = Current { built: sources.build(0)?, changed, looked: Instant::now() };
         Ok(Self { sources, current: Mutex::new(current) })
     }
 
@@ -121,10 +128,16 @@ impl Tls {
         self.current().config
     }
 
-    /// Who the certificate was given to by the client CA; anybody else's is nobody's.
-    pub(super) fn identify(&self, chain: &[CertificateDer<'_>]) -> Option<User> {
-        let subject = self.current().clients?.identify(chain).ok()??;
-        Some(User::authenticated(subject.name, subject.groups))
+    /// Who gives clients their certificates, as of now.
+    pub(super) fn clients(&self) -> Clients {
+        self.current().clients
+    }
+
+    /// As if the files had not been looked at for long.
+    #[cfg(test)]
+    pub(super) fn forget(&self) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        current.looked = current.looked.checked_sub(RELOAD_INTERVAL).unwrap_or(current.looked);
     }
 
     fn current(&self) -> Built {
@@ -133,7 +146,7 @@ impl Tls {
             current.looked = Instant::now();
             let changed = self.sources.changed();
             if changed != current.changed {
-                match self.sources.build() {
+                match self.sources.build(current.built.clients.generation + 1) {
                     Ok(built) => {
                         info!("certificates of the server reloaded");
                         current.built = built;
@@ -156,22 +169,23 @@ impl Sources {
         files.map(|path| path.and_then(time)).collect()
     }
 
-    fn build(&self) -> Result<Built, TlsError> {
+    fn build(&self, generation: u64) -> Result<Built, TlsError> {
         let shown = self.certified()?;
         let load = |ca| ClientCa::load(ca, &self.provider);
-        let clients = self.client_ca.as_deref().map(load).transpose()?;
+        let authority = self.client_ca.as_deref().map(load).transpose()?;
         let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(self.versions)
             .map_err(|error| {
                 TlsError::Settings(format!("tlsCipherSuites and tlsMinVersion: {error}"))
             })?;
-        let builder = match &clients {
-            Some(clients) => builder.with_client_cert_verifier(clients.ask()),
+        let builder = match &authority {
+            Some(authority) => builder.with_client_cert_verifier(authority.ask()),
             None => builder.with_no_client_auth(),
         };
         let certified = shown.is_some();
         let mut config = builder.with_cert_resolver(Arc::new(Shown(shown)));
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let clients = Clients { authority, generation };
         Ok(Built { config: Arc::new(config), certified, clients })
     }
 
@@ -229,7 +243,10 @@ fn provider(names: &[String], curves: &[i32]) -> Result<CryptoProvider, TlsError
     };
     provider.cipher_suites.retain(allowed);
     if provider.cipher_suites.iter().all(|suite| suite.tls13().is_some()) {
-        warn!(?names, "tlsCipherSuites: none of these is spoken here, which leaves TLS 1.3 alone");
+        warn!(
+            ?names,
+            "tlsCipherSuites: no suite of TLS 1.2 that is spoken here, which leaves TLS 1.3 alone"
+        );
     }
     Ok(provider)
 }

@@ -76,6 +76,22 @@ fn get_describe_and_delete() {
     kubectl.ok("delete secret,service,pod --all --now");
 }
 
+/// Of what cannot be patched, kubectl asks the old document whether it validates it itself.
+#[test]
+fn questions_are_created_from_files() {
+    let kubectl = kubectl!();
+    let review = |kind: &str, spec: Value| {
+        json!({"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}).to_string()
+    };
+    let pods = json!({"verb": "get", "resource": "pods"});
+    let own = review("SelfSubjectAccessReview", json!({"resourceAttributes": pods}));
+    let allowed = "create -f - -o jsonpath={.status.allowed}";
+    assert_eq!(kubectl.ok_with(allowed, &own), "true");
+    let jane = review("SubjectAccessReview", json!({"user": "jane", "resourceAttributes": pods}));
+    assert_eq!(kubectl.ok_with(allowed, &jane), "false");
+    assert!(kubectl.ok("get --raw /openapi/v2").contains("\"swagger\":\"2.0\""));
+}
+
 /// Since 1.32, kubectl sends these as protobuf.
 #[test]
 fn create_and_auth_by_subcommands() {

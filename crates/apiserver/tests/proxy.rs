@@ -135,9 +135,13 @@ async fn a_refused_upgrade_is_the_end_of_the_connection() {
     let cluster = Cluster::start().await;
     let node = node(&cluster, answer).await;
     cluster.admin.create("/api/v1/namespaces/default/pods", pod("web", "n1")).await;
-    for path in [
-        "/api/v1/namespaces/default/pods/web/exec?container=c&command=x&stdout=1".to_owned(),
-        format!("{NODE}/refused"),
+    let exec = |pod| format!("/api/v1/namespaces/default/pods/{pod}/exec?command=x&stdout=1");
+    for (path, expected) in [
+        (exec("web"), 403),
+        (format!("{NODE}/refused"), 403),
+        // nor where this server itself refuses
+        (exec("none"), 404),
+        ("/api/v1/namespaces/default/pods/web".to_owned(), 405),
     ] {
         // what follows on the connection must reach neither the node nor this server
         let request = format!(
@@ -146,7 +150,7 @@ async fn a_refused_upgrade_is_the_end_of_the_connection() {
              GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
         );
         let heard = exchange(&cluster, &request).await;
-        assert!(heard.starts_with("HTTP/1.1 403 "), "{path}: {heard}");
+        assert!(heard.starts_with(&format!("HTTP/1.1 {expected} ")), "{path}: {heard}");
         assert_eq!(heard.matches("HTTP/1.1 ").count(), 1, "{path}: {heard}");
     }
     assert_eq!(node.asked.lock().unwrap().len(), 2, "{:?}", node.asked);

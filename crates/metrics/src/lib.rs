@@ -24,7 +24,7 @@ mod text;
 mod value;
 
 pub use family::Family;
-pub use process::watch_process;
+pub use process::{watch_process, watch_start};
 pub use registry::Registry;
 pub use standard::{Healthchecks, RestClient, Version, tell_version};
 pub use text::{CONTENT_TYPE, Kind, Labels, Samples, Text};

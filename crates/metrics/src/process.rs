@@ -10,7 +10,7 @@ use crate::text::{Kind, Labels, Text};
 /// Has `registry` tell of this process (`process_*`), and of the tasks of its tokio runtime as
 /// `go_goroutines`: what dashboards have a panel for, and the nearest thing to it here.
 pub fn watch_process(registry: &Registry, runtime: Handle) {
-    let started = Process::myself().and_then(|own| own.stat()).ok().and_then(|stat| start(&stat));
+    watch_start(registry);
     registry.collect(move |text| {
         // what cannot be read now is not told now
         if let Ok(own) = Process::myself() {
@@ -25,13 +25,19 @@ pub fn watch_process(registry: &Registry, runtime: Handle) {
         let files = getrlimit(Resource::Nofile).current;
         let help = "How many file descriptors may be open.";
         one(text, "process_max_fds", help, Kind::Gauge, limit(files));
-        if let Some(started) = started {
-            let help = "When the process began, in seconds since 1970.";
-            one(text, "process_start_time_seconds", help, Kind::Gauge, started);
-        }
         let tasks = runtime.metrics().num_alive_tasks();
         let help = "Tasks that are alive: what goroutines are to a daemon in Go.";
         one(text, "go_goroutines", help, Kind::Gauge, tasks as f64);
+    });
+}
+
+/// Has `registry` tell when this process began, and no more of it.
+pub fn watch_start(registry: &Registry) {
+    let started = Process::myself().and_then(|own| own.stat()).ok().and_then(|stat| start(&stat));
+    let Some(started) = started else { return };
+    registry.collect(move |text| {
+        let help = "When the process began, in seconds since 1970.";
+        one(text, "process_start_time_seconds", help, Kind::Gauge, started);
     });
 }
 

@@ -27,7 +27,7 @@ use hyper::body::Incoming;
 use hyper::{Response, StatusCode};
 
 pub use backend::{drop_hop_headers, drop_proofs, spdy_request, upgrade};
-pub use pass::{is_upgrade, pass};
+pub use pass::{end_refused, is_upgrade, pass};
 pub use remote_command::{Streams, is_remote_command, remote_command};
 pub use tunnel::{is_tunnel, tunnel};
 pub use websocket::is_websocket;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use http_body_util::Either;
 use hyper::header::{CONNECTION, HeaderMap, HeaderValue, UPGRADE};
 use hyper::upgrade::Upgraded;
-use hyper::{Request, StatusCode, Uri};
+use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy, sink, split};
 use tokio::time::timeout;
@@ -46,16 +46,19 @@ where
             }
         });
     } else {
-        end_connection(response.headers_mut());
+        drop_hop_headers(response.headers_mut());
+        end_refused(true, &mut response);
     }
     Ok(response.map(Either::Left))
 }
 
-/// A refusal is the last that is said on either connection: nothing that the client still sends can
-/// reach the backend, or pass for a request of its own.
-fn end_connection(headers: &mut HeaderMap) {
-    drop_hop_headers(headers);
-    headers.insert(CONNECTION, HeaderValue::from_static("close"));
+/// Has the connection end with this answer if it refuses an upgrade that was asked for: nothing that
+/// the client still sends can reach a backend, or pass for a request of its own where somebody
+/// between takes it for part of a session.
+pub fn end_refused<B>(is_upgrade: bool, answer: &mut Response<B>) {
+    if is_upgrade && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+        answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
 }
 
 /// Copies both ways until either side ends.

@@ -2,6 +2,7 @@
 //! API's own authorization).
 
 mod cache;
+mod certified;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::AUTHORIZATION;
-use axum::http::{Method, Request, StatusCode};
+use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
@@ -25,6 +26,7 @@ use tokio::sync::{Semaphore, watch};
 use tracing::warn;
 
 use self::cache::Cache;
+pub(super) use self::certified::Certified;
 use super::Refusal;
 use super::audit::{Asked, Audit};
 use super::listen::Pace;
@@ -65,36 +67,20 @@ impl User {
 #[derive(Default)]
 pub(super) struct Peer {
     pub(super) address: Option<SocketAddr>,
-    /// By its certificate.
-    pub(super) certified: Option<User>,
+    /// By its certificate; `None` where nobody shows one.
+    pub(super) certified: Option<Certified>,
     /// The connection's place among all.
     pub(super) seat: Option<Seat>,
     /// What it does.
     pub(super) pace: watch::Sender<Pace>,
 }
 
-/// What a request shows of who sent it.
-enum Proof {
-    Certificate(User),
-    Token(String),
-    None,
-}
-
-impl Proof {
-    fn of(request: &Request<Body>, peer: &Peer) -> Self {
-        if let Some(user) = peer.certified.clone() {
-            return Self::Certificate(user);
-        }
-        let header = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-        match header.and_then(|value| value.split_once(' ')) {
-            Some((scheme, token))
-                if scheme.eq_ignore_ascii_case("bearer") && !token.trim().is_empty() =>
-            {
-                Self::Token(token.trim().to_owned())
-            }
-            _ => Self::None,
-        }
-    }
+/// The bearer token of a request.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let header = headers.get(AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = header.split_once(' ')?;
+    let token = token.trim();
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
 /// Decides on every request.
@@ -153,13 +139,21 @@ impl Auth {
         })
     }
 
-    /// The user with that proof; `None`: nobody that may come in.
-    async fn user(&self, proof: Proof) -> Option<User> {
-        match (proof, &self.tokens) {
-            (Proof::Certificate(user), _) => Some(user),
-            // a token that is no good does not fall back to being nobody in particular
-            (Proof::Token(token), Some(client)) => self.holder(client, &token).await,
-            (Proof::Token(_) | Proof::None, _) => self.anonymous.then(User::anonymous),
+    /// Who sends the request; the error says why that is nobody who may come in. Who shows something
+    /// that is no good does not fall back to being nobody in particular.
+    async fn user(&self, headers: &HeaderMap, peer: &Peer) -> Result<User, String> {
+        let certified = peer.certified.as_ref().map_or(Ok(None), Certified::user);
+        if let Ok(Some(user)) = certified {
+            return Ok(user);
+        }
+        if let (Some(token), Some(client)) = (bearer(headers), &self.tokens) {
+            let holder = self.holder(client, token).await;
+            return holder.ok_or_else(|| "its bearer token is no good".to_owned());
+        }
+        match certified {
+            Err(why) => Err(why),
+            Ok(_) if self.anonymous => Ok(User::anonymous()),
+            Ok(_) => Err("it shows nothing".to_owned()),
         }
     }
 
@@ -275,12 +269,12 @@ pub(super) async fn gate(
     let peer = request.extensions().get::<Arc<Peer>>().cloned().unwrap_or_default();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let asked = |user| Asked { address: peer.address, user, method: &method, path: &path };
-    let Some(user) = auth.user(Proof::of(&request, &peer)).await else {
+    let user = auth.user(request.headers(), &peer).await.map_err(|why| {
         // who has nothing to show may not hold the line either
         Pace::turn_away(&peer.pace);
-        auth.audit.refused(&asked(""), StatusCode::UNAUTHORIZED);
-        return Err(Refusal(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned()));
-    };
+        auth.audit.refused(&asked(""), StatusCode::UNAUTHORIZED, &why);
+        Refusal(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned())
+    })?;
     match auth.admit(&user, &method, &path).await {
         Ok(()) if peer.seat.as_ref().is_none_or(Seat::go_inside) => {
             if is_stream(&path) || !matches!(method, Method::GET | Method::HEAD) {
@@ -290,7 +284,7 @@ pub(super) async fn gate(
         }
         Ok(()) => Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, "too many connections".to_owned())),
         Err(refusal) => {
-            auth.audit.refused(&asked(&user.name), refusal.0);
+            auth.audit.refused(&asked(&user.name), refusal.0, refusal.1.trim_end());
             Err(refusal)
         }
     }

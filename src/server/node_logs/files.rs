@@ -63,17 +63,18 @@ impl Root {
         Self(directory)
     }
 
-    /// Answers with the file, or with a list of the directory.
+    /// Answers with the file, or with a list of the directory, for who wrote its path as `url`.
     pub(super) async fn serve(
         &self,
         path: &str,
+        url: &str,
         headers: &HeaderMap,
     ) -> Result<Response, FileError> {
         let (root, relative) = (self.clone(), relative(path)?);
         let find = tokio::task::spawn_blocking(move || root.find(&relative));
         let found = find.await.map_err(|error| FileError::Io(io::Error::other(error)))??;
         match found {
-            Found::Directory(entries) => Ok(Html(listing(path, &entries)).into_response()),
+            Found::Directory(entries) => Ok(Html(listing(url, &entries)).into_response()),
             Found::File(file, metadata) => send(file, &metadata, headers),
         }
     }
@@ -149,10 +150,10 @@ fn entries(directory: &File) -> Result<Vec<String>, FileError> {
 }
 
 /// The page of a directory. A reader who left out the slash behind its name gets links that work.
-fn listing(path: &str, entries: &[String]) -> String {
-    let base = match path.rsplit('/').next() {
+fn listing(url: &str, entries: &[String]) -> String {
+    let base = match url.rsplit('/').next() {
         None | Some("") => String::new(),
-        Some(last) => format!("{}/", encoded(last)),
+        Some(last) => format!("{}/", escaped(last)),
     };
     let mut page =
         "<!doctype html>\n<meta name=\"viewport\" content=\"width=device-width\">\n<pre>\n"

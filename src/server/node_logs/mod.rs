@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Path, Query, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 
@@ -43,7 +43,10 @@ pub(super) fn routes(settings: &KubeletConfiguration) -> Router {
             Refusal::line(StatusCode::METHOD_NOT_ALLOWED, why)
         })
     };
-    Router::new().route("/logs/", refuse()).route("/logs/{*path}", refuse())
+    Router::new()
+        .route("/logs", refuse())
+        .route("/logs/", refuse())
+        .route("/logs/{*path}", refuse())
 }
 
 /// The same for another directory.
@@ -51,6 +54,7 @@ fn routes_in(directory: PathBuf, answers_queries: bool) -> Router {
     let root = Root::new(directory);
     let services = answers_queries.then(|| Services::new(root.clone()));
     Router::new()
+        .route("/logs", get(top))
         .route("/logs/", get(top))
         .route("/logs/{*path}", get(below))
         .with_state(Arc::new(NodeLogs { root, services }))
@@ -61,24 +65,28 @@ type Parameters = Query<Vec<(String, String)>>;
 async fn top(
     State(logs): State<Arc<NodeLogs>>,
     Query(query): Parameters,
+    uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    logs.answer("", &query, &headers).await
+    logs.answer("", uri.path(), &query, &headers).await
 }
 
 async fn below(
     State(logs): State<Arc<NodeLogs>>,
     Path(path): Path<String>,
     Query(query): Parameters,
+    uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    logs.answer(&path, &query, &headers).await
+    logs.answer(&path, uri.path(), &query, &headers).await
 }
 
 impl NodeLogs {
+    /// Answers a request for `path` below the directory, which its sender wrote as `url`.
     async fn answer(
         &self,
         path: &str,
+        url: &str,
         query: &[(String, String)],
         headers: &HeaderMap,
     ) -> Result<Response, Refusal> {
@@ -95,6 +103,10 @@ impl NodeLogs {
         if let Some(services) = &self.services {
             let query = NodeLogQuery::parse(query)
                 .map_err(|faults| refuse(StatusCode::BAD_REQUEST, faults))?;
+            if query.is_some() && !path.is_empty() {
+                let fault = "path not allowed in query mode".to_owned();
+                return Err(refuse(StatusCode::NOT_ACCEPTABLE, vec![fault]));
+            }
             let wanted = query.map(NodeLogQuery::validate).transpose();
             match wanted.map_err(|faults| refuse(StatusCode::NOT_ACCEPTABLE, faults))? {
                 Some(Wanted::Services(names, options)) => {
@@ -104,7 +116,7 @@ impl NodeLogs {
                 None => {}
             }
         }
-        self.root.serve(&path, headers).await.map_err(|error| {
+        self.root.serve(&path, url, headers).await.map_err(|error| {
             let status = match &error {
                 FileError::Path => StatusCode::BAD_REQUEST,
                 FileError::Missing => StatusCode::NOT_FOUND,

@@ -88,6 +88,10 @@ async fn queries_name_files_and_services() {
     }
     let (status, body) = get(&top, true, "/logs/?query=svc&tailLines=1", None).await;
     assert!(status == 200 && body.contains("try without specifying options"), "{body}");
+    let (status, body) = get(&top, true, "/logs/a.log?query=svc", None).await;
+    assert_eq!((status, body.as_str()), (406, "path not allowed in query mode\n"));
+    let (status, body) = get(&top, true, "/logs?query=svc", None).await;
+    assert_eq!((status, body.as_str()), (200, "of the service\n"), "as documentation writes it");
     // with queries off there are files alone
     let (status, body) = get(&top, false, "/logs/a.log?query=svc", None).await;
     assert_eq!((status, body.as_str()), (200, "0123456789"));

@@ -90,6 +90,20 @@ async fn the_apiservers_word_is_remembered_and_needed() {
     );
 }
 
+/// Upstream's answer to a certificate that it does not trust is 401, whoever else may come in.
+#[tokio::test]
+async fn who_shows_something_bad_is_not_taken_for_nobody() {
+    let open = ["--anonymous-auth=true", "--authorization-mode=AlwaysAllow"];
+    let setup = setup(&open, &[]).await;
+    setup.pki.issue("server", "admin", ExtendedUse::ServerAuth);
+    assert_eq!(setup.get(None, None, "/pods").await.0, 200);
+    assert_eq!(setup.get(Some("admin"), None, "/pods").await.0, 200);
+    let (status, body) = setup.get(Some("server"), None, "/pods").await;
+    assert_eq!((status, body.as_str()), (401, "Unauthorized"));
+    // without a webhook nobody looks at tokens
+    assert_eq!(setup.get(None, Some("bad"), "/pods").await.0, 200);
+}
+
 #[tokio::test]
 async fn without_rules_everybody_is_answered() {
     let setup = setup(&["--anonymous-auth=true", "--authorization-mode=AlwaysAllow"], &[]).await;

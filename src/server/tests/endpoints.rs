@@ -23,6 +23,9 @@ async fn the_daemon_tells_of_itself() {
     let (status, running) = get("/runningpods/").await;
     let running: Value = serde_json::from_str(&running).unwrap();
     assert_eq!((status, &running["kind"], &running["items"]), (200, &json!("PodList"), &json!([])));
+    for path in ["/pods/", "/runningpods", "/logs", "/logs/"] {
+        assert_eq!(get(path).await.0, 200, "{path}");
+    }
     assert_eq!(get("/debug/pprof/cmdline").await.0, 200);
     assert_eq!(get("/debug/pprof/heap").await, (404, "Unknown profile\n".to_owned()));
     for path in ["/configz", "/flagz", "/debug/pprof/cmdline"] {
@@ -110,6 +113,33 @@ async fn what_cannot_be_joined_is_named() {
     }
 }
 
+/// What follows a refused upgrade may come from somebody who takes the connection for a session.
+#[tokio::test]
+async fn a_refused_upgrade_is_the_end_of_the_connection() {
+    let setup = setup(&WEBHOOK, &[("admin", "get proxy"), ("admin", "get pods")]).await;
+    for (certificate, path, expected) in [
+        (Some("admin"), "/exec/ns/other/c?output=1", 404),
+        (Some("admin"), "/exec/ns/p/c?output=1", 500),
+        (Some("admin"), "/attach/ns/p/c", 400),
+        (Some("admin"), "/pods", 200),
+        (Some("admin"), "/metrics", 403),
+        (None, "/exec/ns/p/c?output=1", 401),
+    ] {
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: n1\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n\
+             GET /healthz HTTP/1.1\r\nHost: n1\r\n\r\n"
+        );
+        let mut stream = setup.connect(certificate).await;
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        let reading = stream.read_to_end(&mut answer);
+        let _ = tokio::time::timeout(Duration::from_secs(10), reading).await.unwrap();
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {expected} ")), "{path}: {answer}");
+        assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{path}: {answer}");
+    }
+}
+
 #[tokio::test]
 async fn the_level_of_the_log_is_put() {
     let setup = setup(&OPEN, &[]).await;
@@ -167,7 +197,7 @@ async fn tokens_are_remembered_by_their_digest_in_bounded_number() {
 
 /// A path whose first part is one that is served, so that a parser behind it sees the rest.
 fn target() -> impl Strategy<Value = String> {
-    const FAMILIES: [&str; 9] = [
+    const FAMILIES: [&str; 14] = [
         "/containerLogs/ns/p/c",
         "/exec/ns/p/c",
         "/attach/ns/p/c",
@@ -176,9 +206,14 @@ fn target() -> impl Strategy<Value = String> {
         "/checkpoint/ns/p/c",
         "/logs/",
         "/healthz",
+        "/debug/flags/v",
+        "/debug/pprof/",
+        "/stats/summary",
+        "/flagz",
+        "/statusz",
         "/",
     ];
-    const NAMES: [&str; 12] = [
+    const NAMES: [&str; 17] = [
         "tailLines",
         "tail",
         "sinceTime",
@@ -191,12 +226,45 @@ fn target() -> impl Strategy<Value = String> {
         "query",
         "pattern",
         "exclude",
+        "cmd",
+        "input",
+        "output",
+        "tty",
+        "boot",
     ];
     let pair = (prop::sample::select(&NAMES[..]), "[-+%0-9A-Za-z.:/]{0,24}")
         .prop_map(|(name, value)| format!("{name}={value}"));
     let rest = "(/[a-z%0-9.]{0,6}){0,3}";
     (prop::sample::select(&FAMILIES[..]), rest, prop::collection::vec(pair, 0..5))
         .prop_map(|(family, rest, pairs)| format!("{family}{rest}?{}", pairs.join("&")))
+}
+
+/// Headers that something here reads.
+fn headers() -> impl Strategy<Value = Vec<(&'static str, String)>> {
+    const NAMES: [&str; 6] = [
+        "accept",
+        "range",
+        "upgrade",
+        "connection",
+        "sec-websocket-protocol",
+        "x-stream-protocol-version",
+    ];
+    const WORDS: [&str; 8] = [
+        "websocket",
+        "SPDY/3.1",
+        "Upgrade",
+        "v5.channel.k8s.io",
+        "SPDY/3.1+portforward.k8s.io",
+        "bytes=0-",
+        "application/json;g=config.k8s.io;v=v1beta1;as=Flagz",
+        "text/plain",
+    ];
+    let value = prop_oneof![
+        prop::sample::select(&WORDS[..]).prop_map(str::to_owned),
+        "[ -~]{0,24}",
+        "bytes=[-,0-9]{0,12}",
+    ];
+    prop::collection::vec((prop::sample::select(&NAMES[..]), value), 0..4)
 }
 
 #[test]
@@ -212,11 +280,11 @@ fn odd_requests_are_answered() {
     });
     let host: Arc<dyn Host> = host;
     let router = runtime.block_on(async { router::control_plane(&config, &host, no_runtime()) });
-    proptest!(|(target in target(), method in prop::sample::select(&["GET", "POST", "PUT", "HEAD"][..]))| {
-        let Ok(request) = axum::http::Request::builder()
-            .method(method)
-            .uri(&target)
-            .body(axum::body::Body::empty()) else { return Ok(()) };
+    let methods = prop::sample::select(&["GET", "POST", "PUT", "HEAD"][..]);
+    proptest!(|(target in target(), method in methods, headers in headers(), body in ".{0,20}")| {
+        let request = axum::http::Request::builder().method(method).uri(&target);
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, value));
+        let Ok(request) = request.body(axum::body::Body::from(body)) else { return Ok(()) };
         let answer = runtime.block_on(router.clone().oneshot(request)).unwrap();
         prop_assert!(answer.status().as_u16() >= 200, "{}", target);
     });

@@ -88,13 +88,13 @@ pub(super) fn no_runtime() -> Runtime {
     Runtime::new(longshore_cri::Options::new("unix:///nonexistent/runtime.sock")).unwrap()
 }
 
-pub(super) struct Pki {
+pub(in crate::server) struct Pki {
     directory: tempfile::TempDir,
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Pki {
-    pub(super) fn new() -> Self {
+    pub(in crate::server) fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut params = CertificateParams::new(vec![]).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -105,12 +105,12 @@ impl Pki {
         Self { directory, issuer: Issuer::new(params, key) }
     }
 
-    pub(super) fn path(&self, file: &str) -> PathBuf {
+    pub(in crate::server) fn path(&self, file: &str) -> PathBuf {
         self.directory.path().join(file)
     }
 
     /// A certificate with its key, as files of that name.
-    pub(super) fn issue(&self, file: &str, name: &str, usage: ExtendedUse) {
+    pub(in crate::server) fn issue(&self, file: &str, name: &str, usage: ExtendedUse) {
         let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
         params.distinguished_name.push(DnType::OrganizationName, "team");
@@ -122,7 +122,7 @@ impl Pki {
     }
 }
 
-pub(super) use rcgen::ExtendedKeyUsagePurpose as ExtendedUse;
+pub(in crate::server) use rcgen::ExtendedKeyUsagePurpose as ExtendedUse;
 
 pub(super) struct Setup {
     pub(super) pki: Pki,
@@ -131,7 +131,7 @@ pub(super) struct Setup {
     pub(super) addresses: Vec<SocketAddr>,
 }
 
-pub(super) fn config(pki: &Pki, more: &[&str]) -> Box<Config> {
+pub(in crate::server) fn config(pki: &Pki, more: &[&str]) -> Box<Config> {
     let base = [
         "kubelet",
         "--fail-cgroupv1=false",

@@ -5,12 +5,18 @@
 //! Current limitations: no descriptions, and of each operation only what clients look at.
 
 mod schemas;
+pub mod v2;
+
+use std::sync::LazyLock;
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::discovery::{MINOR, served};
 use crate::facts::{Gvk, RESOURCES, Resource, types};
+
+/// What the documents say of themselves.
+static VERSION: LazyLock<String> = LazyLock::new(|| format!("v1.{MINOR}.0"));
 
 /// `/openapi/v3`: the documents there are.
 #[must_use]
@@ -52,7 +58,7 @@ pub fn document(path: &str) -> Option<Value> {
     schemas.add(Gvk::DELETE_OPTIONS);
     Some(json!({
         "openapi": "3.0.0",
-        "info": {"title": "Kubernetes", "version": format!("v1.{MINOR}.0")},
+        "info": {"title": "Kubernetes", "version": *VERSION},
         "paths": paths,
         "components": {"schemas": schemas.finish()},
     }))

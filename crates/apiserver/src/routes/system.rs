@@ -49,6 +49,13 @@ impl Router {
                 Ok(respond::json(StatusCode::OK, &discovery::api_versions(&address)))
             }
             "/apis" => Ok(respond::json(StatusCode::OK, &discovery::groups())),
+            "/openapi/v2" => {
+                let kind = HeaderValue::from_static(openapi::v2::PROTOBUF);
+                Ok(match openapi::v2::is_wanted(accept) {
+                    true => respond::raw(StatusCode::OK, kind, openapi::v2::protobuf().into()),
+                    false => respond::json(StatusCode::OK, &openapi::v2::document()),
+                })
+            }
             "/openapi/v3" => Ok(respond::json(StatusCode::OK, &openapi::index())),
             path => match document(path) {
                 Some(document) => Ok(respond::json(StatusCode::OK, &document)),
@@ -99,6 +106,6 @@ fn document(path: &str) -> Option<Value> {
 fn paths() -> Value {
     json!({"paths": [
         "/.well-known/openid-configuration", "/api", "/api/v1", "/apis", "/healthz", "/livez", "/metrics",
-        "/openapi/v3", "/openid/v1/jwks", "/readyz", "/version",
+        "/openapi/v2", "/openapi/v3", "/openid/v1/jwks", "/readyz", "/version",
     ]})
 }

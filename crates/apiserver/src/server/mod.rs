@@ -12,6 +12,7 @@ use std::time::Duration;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use longshore_streams as streams;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
@@ -130,8 +131,10 @@ async fn connection(
     let activity = Arc::new(());
     let service = service_fn(|request| {
         let (router, peer, activity) = (router.clone(), peer.clone(), activity.clone());
+        let is_upgrade = streams::is_upgrade(request.headers());
         async move {
-            let response = router.handle(&peer, request).await;
+            let mut response = router.handle(&peer, request).await;
+            streams::end_refused(is_upgrade, &mut response);
             Ok::<_, Infallible>(response.map(|body| body.holding(activity)))
         }
     });

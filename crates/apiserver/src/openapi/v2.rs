@@ -1,0 +1,113 @@
+//! OpenAPI v2, which kubectl before 1.27 reads before it writes anything, and later ones when a kind
+//! cannot be patched, as those of reviews.
+//!
+//! It says which kinds can be patched, and that this can be tried (`dryRun`). Without definitions,
+//! clients leave validation to the server, whatever their age. `fieldValidation` is left out: kubectl
+//! would go on to ask whether the kinds it does not find are custom ones.
+//!
+//! Current limitations: no definitions, so a kubectl of that age explains nothing.
+
+use serde_json::{Map, Value, json};
+
+use super::{VERSION, path};
+use crate::facts::{RESOURCES, Resource};
+
+/// The type of the message. Old clients ask for it with an `@`, which is in no good name of a type.
+pub const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+
+/// Whether the message is wanted rather than JSON.
+#[must_use]
+pub fn is_wanted(accept: Option<&str>) -> bool {
+    accept.is_some_and(|accept| accept.replace('@', ".").contains(PROTOBUF))
+}
+
+const GVK: &str = "x-kubernetes-group-version-kind";
+const TITLE: &str = "Kubernetes";
+
+/// The document.
+#[must_use]
+pub fn document() -> Value {
+    let paths = patched().map(|(path, resource)| {
+        let dry_run = json!({"in": "query", "name": "dryRun", "type": "string"});
+        let patch = json!({"parameters": [dry_run], "responses": {}, GVK: gvk(resource)});
+        (path, json!({"patch": patch}))
+    });
+    json!({
+        "swagger": "2.0",
+        "info": {"title": TITLE, "version": *VERSION},
+        "paths": paths.collect::<Map<_, _>>(),
+    })
+}
+
+/// The same as a message `openapi.v2.Document`.
+#[must_use]
+pub fn protobuf() -> Vec<u8> {
+    let info = [field(1, TITLE), field(2, VERSION.as_str())].concat();
+    let paths = patched().flat_map(|(path, resource)| {
+        // a parameter's three ways to be something, down to one of the query
+        let dry_run = [field(2, "query"), field(4, "dryRun"), field(6, "string")].concat();
+        let dry_run = field(1, field(2, field(3, dry_run)));
+        // the value as YAML, which JSON is
+        let kind = [field(1, GVK), field(2, field(2, gvk(resource).to_string()))].concat();
+        let patch = [field(8, dry_run), field(13, kind)].concat();
+        field(2, [field(1, path), field(2, field(8, patch))].concat())
+    });
+    [field(1, "2.0"), field(2, info), field(8, paths.collect::<Vec<u8>>())].concat()
+}
+
+/// What can be patched, with the path of one object.
+fn patched() -> impl Iterator<Item = (String, &'static Resource)> {
+    RESOURCES.iter().filter(|resource| resource.allows("patch")).map(|resource| {
+        let scope = if resource.namespaced { "namespaces/{namespace}/" } else { "" };
+        (format!("/{}/{scope}{}/{{name}}", path(resource), resource.plural), resource)
+    })
+}
+
+fn gvk(resource: &Resource) -> Value {
+    let gvk = resource.gvk();
+    json!({"group": gvk.group, "version": gvk.version, "kind": gvk.kind})
+}
+
+/// A field of a protobuf message that has a length: a text, or a message.
+fn field(number: u8, content: impl AsRef<[u8]>) -> Vec<u8> {
+    let content = content.as_ref();
+    // number and kind fit into a byte for fields up to 15
+    let mut bytes = vec![number << 3 | 2];
+    let mut length = content.len();
+    while length >= 0x80 {
+        bytes.push((length & 0x7f) as u8 | 0x80);
+        length >>= 7;
+    }
+    bytes.push(length as u8);
+    bytes.extend_from_slice(content);
+    bytes
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_have_their_lengths() {
+        assert_eq!(field(1, "2.0"), b"\x0a\x032.0");
+        let long = field(15, "x".repeat(300));
+        assert_eq!(long[..3], [0x7a, 0xac, 0x02]);
+        assert_eq!(long.len(), 303);
+    }
+
+    #[test]
+    fn what_can_be_patched_is_told_and_nothing_else() {
+        let document = document();
+        let paths = document["paths"].as_object().unwrap();
+        let patch = &paths["/api/v1/namespaces/{namespace}/pods/{name}"]["patch"];
+        assert_eq!(patch[GVK], json!({"group": "", "version": "v1", "kind": "Pod"}));
+        assert!(paths.contains_key("/apis/rbac.authorization.k8s.io/v1/clusterroles/{name}"));
+        let text = document.to_string();
+        assert!(!text.contains("Review") && !text.contains("fieldValidation"), "{text}");
+        let message = String::from_utf8_lossy(&protobuf()).into_owned();
+        assert!(is_wanted(Some("application/com.github.proto-openapi.spec.v2@v1.0+protobuf")));
+        assert!(is_wanted(Some(&format!("{PROTOBUF}, */*"))) && !is_wanted(Some("*/*")));
+        assert_eq!(message.matches("dryRun").count(), paths.len());
+    }
+}
