@@ -76,7 +76,7 @@ mod tests {
         for at_once in [true, false] {
             for file in [&plain, &target] {
                 fs::write(file, "").unwrap();
-                fs::set_permissions(file, fs::Permissions::from_mode(0)).unwrap();
+                fs::set_permissions(file, fs::Permissions::from_mode(0o000)).unwrap();
             }
             symlink(&target, root.path().join("link")).unwrap();
             let modes = Modes { at_once: AtomicBool::new(at_once), ..Modes::new().unwrap() };
