@@ -21,6 +21,7 @@ mod stats;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{CSIPersistentVolumeSource, CSIVolumeSource};
 use kube::Client;
@@ -45,12 +46,15 @@ pub(super) struct Csi {
     client: Option<Client>,
     /// The tasks that publish volumes anew from time to time, by pod and volume.
     republishing: Mutex<HashMap<(String, String), AbortHandle>>,
+    /// After how long a volume that could not be unstaged is tried again.
+    pub(super) pause: Duration,
 }
 
 impl Csi {
     /// The volumes of these drivers.
     pub(super) fn new(drivers: Drivers, client: Option<Client>) -> Self {
-        Self { drivers, client, republishing: Mutex::default() }
+        let republishing = Mutex::default();
+        Self { drivers, client, republishing, pause: staging::FIRST_PAUSE }
     }
 
     fn node_name(&self) -> &str {
