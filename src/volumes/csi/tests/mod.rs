@@ -4,4 +4,5 @@ mod devices;
 mod faults;
 mod mounts;
 mod pure;
+mod sequences;
 mod world;
