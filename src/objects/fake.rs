@@ -21,6 +21,7 @@ const SELECTOR: &str = "fieldSelector=metadata.name%3D";
 pub(crate) struct FakeApi {
     state: Arc<Mutex<Script>>,
     client: kube::Client,
+    url: String,
 }
 
 #[derive(Default)]
@@ -49,8 +50,17 @@ impl FakeApi {
         let address = listener.local_addr().unwrap();
         let router = Router::new().fallback(answer).with_state(state.clone());
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        let config = kube::Config::new(format!("http://{address}").parse().unwrap());
-        Self { state, client: kube::Client::try_from(config).unwrap() }
+        let url = format!("http://{address}");
+        Self { state, client: Self::connect(&url), url }
+    }
+
+    /// A client of the server with that URL, in whatever process.
+    pub(crate) fn connect(url: &str) -> kube::Client {
+        kube::Client::try_from(kube::Config::new(url.parse().unwrap())).unwrap()
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.url
     }
 
     pub(crate) fn client(&self) -> kube::Client {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 #[derive(Clone)]
 pub(crate) struct Objects {
     kept: Arc<Mutex<BTreeMap<String, Value>>>,
-    client: kube::Client,
+    config: kube::Config,
 }
 
 impl Objects {
@@ -24,11 +24,12 @@ impl Objects {
         let router = Router::new().fallback(answer).with_state(kept.clone());
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         let config = kube::Config::new(format!("http://{address}").parse().unwrap());
-        Self { kept, client: kube::Client::try_from(config).unwrap() }
+        Self { kept, config }
     }
 
+    /// A client with connections of its own, which end with the runtime that it is made in.
     pub(crate) fn client(&self) -> kube::Client {
-        self.client.clone()
+        kube::Client::try_from(self.config.clone()).unwrap()
     }
 
     /// Keeps an object at a path such as `/api/v1/nodes/n`, whose last part is its name.
@@ -40,6 +41,11 @@ impl Objects {
 
     pub(crate) fn get(&self, path: &str) -> Option<Value> {
         self.kept().get(path).cloned()
+    }
+
+    /// Takes an object away.
+    pub(crate) fn remove(&self, path: &str) -> Option<Value> {
+        self.kept().remove(path)
     }
 
     fn kept(&self) -> MutexGuard<'_, BTreeMap<String, Value>> {

@@ -34,8 +34,23 @@ impl Map {
         let (device, map) = (device.to_owned(), self.clone());
         blocking(move || map.link_and_bind(&device)).await?;
         loops::attach(&task.node.tools, &self.bound).await?;
+        Ok(self.mounted(task))
+    }
+
+    /// The map as the pod's containers are given it.
+    pub(super) fn mounted(self, task: &Task<'_>) -> Mounted {
         let read_only = task.persistent.read_only;
-        Ok(Mounted { read_only, device: Some(self.link.clone()), ..Mounted::at(self.link) })
+        Mounted { read_only, device: Some(self.link.clone()), ..Mounted::at(self.link) }
+    }
+
+    /// Whether all of the map is made, since the machine was started.
+    pub(super) async fn stands(&self) -> Result<bool, Error> {
+        let map = self.clone();
+        blocking(move || {
+            let linked = map.link.symlink_metadata().is_ok();
+            Ok(linked && Table::read()?.has(&map.bound) && loops::find(&map.bound)?.is_some())
+        })
+        .await
     }
 
     /// Removes the map. What is gone already is no error.

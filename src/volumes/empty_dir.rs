@@ -39,6 +39,10 @@ pub(super) fn set_up(
         return Ok(());
     }
     let dir = make(&parent, volume, medium)?;
+    if medium == Medium::Disk {
+        // One that was made before, by a daemon that was killed, may have another mode.
+        dir.set_mode(MODE)?;
+    }
     if let Some(group) = group {
         dir.give_to_group(group, WRITABLE)?;
     }

@@ -175,13 +175,16 @@ impl Task<'_> {
             Ok((table.has(&to), shared))
         })
         .await?;
-        if !mounted {
+        let to = target.clone();
+        if mounted {
+            // An earlier daemon may have been killed between the two steps of a bind.
+            blocking(move || mounts::complete(&to, options)).await?;
+        } else {
             match shared && groups == Groups::First {
                 true => self.warn_of_other_group(&from),
                 false if read_only => {}
                 false => self.give_to_group(from.clone()).await?,
             }
-            let to = target.clone();
             blocking(move || mounts::bind(&from, &to, options)).await?;
         }
         Ok(Mounted { read_only, relabel: !read_only, ..Mounted::at(target) })

@@ -78,6 +78,8 @@ pub enum Fault {
     Answer(Stand),
     /// Answered with this error; the runtime never hears of it.
     Error(Code, String),
+    /// Reaches the runtime, in the place of whose answer this error is given.
+    ErrorReply(Code, String),
     /// Reaches the runtime this much later.
     Delay(Duration),
     /// Reaches the runtime only when released.
@@ -326,10 +328,13 @@ async fn answer(
     let subject = state.lock().subjects.of(method, request.body());
     let fault = state.arrive(method, &subject);
     let _pending = Pending { state, method };
-    let mut held_reply = None;
+    let (mut held_reply, mut failure) = (None, None);
     match fault {
         None => {}
         Some((_, Fault::Error(code, message), _)) => return Err(Status::new(code, message)),
+        Some((_, Fault::ErrorReply(code, message), _)) => {
+            failure = Some(Status::new(code, message))
+        }
         Some((_, Fault::Answer(stand), _)) => return Ok(whole((stand.0)(request.body())?)),
         Some((_, Fault::Delay(delay), _)) => tokio::time::sleep(delay).await,
         Some((calls, Fault::Hang, released)) => state.hold(&calls, released).await,
@@ -350,7 +355,7 @@ async fn answer(
     if let Some((calls, released)) = held_reply {
         state.hold(&calls, released).await;
     }
-    answer
+    failure.map_or(answer, Err)
 }
 
 /// The runtime, over one connection that is made anew when it broke.

@@ -20,7 +20,7 @@ fn map(root: &Path, uid: &str, name: &str) -> Map {
     Map::new(root, uid, layout::CSI, name, BlockPlace::new(root, name).maps)
 }
 
-/// Has the driver make the device available, and maps it into the pod.
+/// Has the driver make the device available, and maps it into the pod. A map that stands is kept.
 pub(super) async fn set_up(task: &Task<'_>, volume: &Volume<'_>) -> Result<Mounted, Error> {
     let name = &task.persistent.spec_name;
     let place = BlockPlace::new(&task.node.root, name);
@@ -29,9 +29,12 @@ pub(super) async fn set_up(task: &Task<'_>, volume: &Volume<'_>) -> Result<Mount
         false => Default::default(),
     };
     let _held = task.devices().hold(&volume.device).await;
+    let map = map(&task.node.root, task.uid(), name);
+    if map.stands().await? {
+        return Ok(map.mounted(task));
+    }
     let notes = notes(task, volume, &place).await?;
     let published = place.published.join(task.uid());
-    let map = map(&task.node.root, task.uid(), name);
     map.mark(&published).await?;
     let staging = place.staging.display().to_string();
     if volume.able.stage && !notes.is_done() {
@@ -87,8 +90,7 @@ pub(super) async fn take_down(node: &Arc<Inner>, uid: &str, name: &str) -> Resul
     client.unpublish(handle, &published).await.map_err(error::Error::from)?;
     map(&node.root, uid, name).remove(&node.tools).await?;
     let (driver, handle, name) = (driver.to_owned(), handle.to_owned(), name.to_owned());
-    staging::leave(node, held, uid, Staged::Block { driver, handle, name });
-    Ok(())
+    staging::leave(node, held, uid, Staged::Block { driver, handle, name }).await
 }
 
 /// Has the driver unstage a device that no pod uses, and removes what is left of it.

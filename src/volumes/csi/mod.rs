@@ -53,6 +53,8 @@ pub(super) struct Csi {
     /// How long a volume may take to be attached.
     attach_patience: Duration,
     sizes: Sizes,
+    /// After how long a volume that could not be unstaged is tried again.
+    pub(super) pause: Duration,
     /// The tasks that see to volumes while pods use them, by pod and volume.
     chores: Mutex<Chores>,
 }
@@ -73,7 +75,8 @@ impl Csi {
     pub(super) fn new(drivers: Drivers, client: Option<Client>) -> Self {
         let (sizes, chores) = Default::default();
         let attach_patience = attach::PATIENCE;
-        Self { drivers, client, look: LOOK, attach_patience, sizes, chores }
+        let (look, pause) = (LOOK, staging::FIRST_PAUSE);
+        Self { drivers, client, look, attach_patience, sizes, pause, chores }
     }
 
     /// From here on, claims of volumes in use are looked at so often.

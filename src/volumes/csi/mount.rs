@@ -72,10 +72,11 @@ async fn publish(
         true => task.node.csi.attached(task, volume).await?,
         false => Default::default(),
     };
-    let _held = match volume.is_inline() {
-        true => None,
-        false => Some(task.devices().hold(&volume.device).await),
-    };
+    let _held = task.devices().hold(&volume.device).await;
+    if !again && stands(task).await? {
+        // An earlier attempt, for which nobody waited any more, has come to its end.
+        return Ok(());
+    }
     // By the note the rest is found, from the first call on.
     let notes = volume.notes(task).in_mode(volume.mode).labelled(volume.label());
     write(place.dir.clone(), notes.clone().done(again)).await?;
@@ -124,19 +125,16 @@ pub(super) async fn take_down(node: &Arc<Inner>, uid: &str, name: &str) -> Resul
         return clear(place).await;
     };
     let (driver, handle) = notes.volume(&place.dir)?;
-    let held = match notes.is_inline() {
-        true => None,
-        false => Some(node.devices.hold(&device_name(driver, handle)).await),
-    };
+    let held = node.devices.hold(&device_name(driver, handle)).await;
     let target = place.mount.display().to_string();
     let client = node.csi.driver(driver)?;
     client.unpublish(handle, &target).await.map_err(error::Error::from)?;
     clear(place).await?;
-    if let Some(held) = held {
-        let staged = Staged::Mount { driver: driver.to_owned(), handle: handle.to_owned() };
-        staging::leave(node, held, uid, staged);
+    if notes.is_inline() {
+        return Ok(());
     }
-    Ok(())
+    let staged = Staged::Mount { driver: driver.to_owned(), handle: handle.to_owned() };
+    staging::leave(node, held, uid, staged).await
 }
 
 pub(super) async fn write(dir: std::path::PathBuf, notes: Notes) -> Result<(), Error> {

@@ -27,7 +27,7 @@ pub(super) struct Volume<'a> {
     pub(super) able: Capabilities,
     pub(super) policy: Policy,
     pub(super) handle: String,
-    /// Its unique name among those that pods share.
+    /// Its unique name among all volumes of the node.
     pub(super) device: String,
     pub(super) mode: &'static str,
     fs_type: &'a str,
@@ -78,8 +78,10 @@ impl<'a> Volume<'a> {
             namespace: spec::namespace(task.pod).to_owned(),
             name: secret.name.clone(),
         });
+        let handle = inline_handle(task.uid(), &task.persistent.spec_name);
         Ok(Self {
-            handle: inline_handle(task.uid(), &task.persistent.spec_name),
+            device: device_name(&source.driver, &handle),
+            handle,
             fs_type: source.fs_type.as_deref().unwrap_or_default(),
             attributes: source.volume_attributes.clone().unwrap_or_default(),
             publish_secret: secret,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
-use super::super::devices::Held;
+use super::super::devices::{Held, Left};
 use super::super::persistent::Task;
 use super::super::{Error, Inner, blocking};
 use super::notes::Notes;
@@ -19,7 +19,8 @@ use super::request::Volume;
 use super::{block, error, mount};
 use crate::volumes::layout;
 
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// Pauses between tries to unstage.
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(122);
 /// Stands for the node itself among the users of a volume that is yet to be unstaged.
 const NOBODY: &str = "";
@@ -37,6 +38,23 @@ impl Staged {
     fn device(&self) -> String {
         let (Self::Mount { driver, handle } | Self::Block { driver, handle, .. }) = self;
         device_name(driver, handle)
+    }
+
+    /// Unstages the volume, which is held, unless some pod has it.
+    async fn unstage_if_unused(&self, node: &Inner, held: &Held) -> Result<(), Error> {
+        if !owners(node, held).await?.is_empty() {
+            return Ok(());
+        }
+        match self {
+            Self::Mount { driver, handle } => unstage(node, driver, handle).await?,
+            Self::Block { driver, handle, name } => {
+                block::unstage(node, driver, handle, name).await?;
+            }
+        }
+        let device = self.device();
+        debug!(device, "volume unstaged");
+        node.csi.sizes.forget(&device);
+        Ok(())
     }
 }
 
@@ -102,40 +120,55 @@ async fn unstage(node: &Inner, driver: &str, handle: &str) -> Result<(), Error> 
     mount::clear(place).await
 }
 
-/// Has a pod leave a volume; if no other has it, it is unstaged.
-pub(super) fn leave(node: &Arc<Inner>, held: Held, uid: &str, staged: Staged) {
-    if held.has_others(uid) {
-        held.leave(uid);
-        return;
+/// Has a pod leave a volume of which nothing is left in its directory; if no pod has the volume
+/// any more, it is unstaged.
+pub(super) async fn leave(
+    node: &Arc<Inner>,
+    held: Held,
+    uid: &str,
+    staged: Staged,
+) -> Result<(), Error> {
+    let owners = owners(node, &held).await?;
+    let is_last = owners.is_empty();
+    if is_last {
+        held.enter(NOBODY);
     }
-    held.enter(NOBODY);
-    held.leave(uid);
-    tokio::spawn(unstage_unless_used(Arc::clone(node), Some(held), staged));
+    // Several volumes of a pod may be one to the driver.
+    if !owners.iter().any(|owner| owner == uid) {
+        held.leave(uid);
+    }
+    if is_last {
+        tokio::spawn(unstage_unless_used(Arc::clone(node), Some(held), staged));
+    }
+    Ok(())
+}
+
+/// The pods that have a volume, or may have it, as the notes in their directories tell. Who only
+/// waits for the volume may never get it, so that nobody would unstage it after that pod.
+async fn owners(node: &Inner, held: &Held) -> Result<Vec<String>, Error> {
+    let (root, device, users) = (node.root.clone(), held.name().to_owned(), held.others(NOBODY));
+    blocking(move || {
+        let mut owners = Vec::new();
+        for uid in users {
+            if Left::shows(&root, &uid, &device)? {
+                owners.push(uid);
+            }
+        }
+        Ok(owners)
+    })
+    .await
 }
 
 async fn unstage_unless_used(node: Arc<Inner>, mut held: Option<Held>, staged: Staged) {
     let device = staged.device();
-    let (mut pause, mut said) = (FIRST_PAUSE, None);
+    let (mut pause, mut said) = (node.csi.pause, None);
     loop {
         let turn = match held.take() {
             Some(turn) => turn,
             None => node.devices.hold(&device).await,
         };
-        if turn.has_others(NOBODY) {
-            return turn.leave(NOBODY);
-        }
-        let unstaged = match &staged {
-            Staged::Mount { driver, handle } => unstage(&node, driver, handle).await,
-            Staged::Block { driver, handle, name } => {
-                block::unstage(&node, driver, handle, name).await
-            }
-        };
-        match unstaged {
-            Ok(()) => {
-                debug!(device, "volume unstaged");
-                node.csi.sizes.forget(&device);
-                return turn.leave(NOBODY);
-            }
+        match staged.unstage_if_unused(&node, &turn).await {
+            Ok(()) => return turn.leave(NOBODY),
             Err(error) => {
                 let error = error.to_string();
                 if said.as_ref() != Some(&error) {
@@ -159,7 +192,8 @@ pub(in crate::volumes) async fn recover(node: &Arc<Inner>) {
     };
     for staged in found {
         let held = node.devices.hold(&staged.device()).await;
-        if !held.has_others(NOBODY) {
+        // What cannot be told is told again, and tried again.
+        if !owners(node, &held).await.is_ok_and(|owners| !owners.is_empty()) {
             held.enter(NOBODY);
             tokio::spawn(unstage_unless_used(Arc::clone(node), Some(held), staged));
         }

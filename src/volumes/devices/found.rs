@@ -71,6 +71,16 @@ impl Left {
         Ok(all)
     }
 
+    /// Whether the directory of a pod shows a driver's volume of that unique name.
+    pub(in crate::volumes) fn shows(root: &Path, uid: &str, device: &str) -> Result<bool, Error> {
+        let all = Self::of_pod(root, uid)?;
+        let mut devices = all.iter().filter(|left| left.plugin == layout::CSI).map(|left| {
+            let own = left.device(root, uid, &Table::default())?;
+            Ok(own.is_some_and(|own| own == device))
+        });
+        devices.find(|found| !matches!(found, Ok(false))).unwrap_or(Ok(false))
+    }
+
     /// Where it is in the pod's directory: what is mounted, or a link to the device.
     pub(in crate::volumes) fn path(&self, root: &Path, uid: &str) -> PathBuf {
         let dir = if self.block { layout::DEVICES } else { layout::VOLUMES };

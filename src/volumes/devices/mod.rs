@@ -180,6 +180,11 @@ impl Held {
         });
     }
 
+    /// The unique name of the device.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Whether a pod other than that one uses the device.
     pub(super) fn has_others(&self, uid: &str) -> bool {
         let uses = self.inner.uses.borrow();

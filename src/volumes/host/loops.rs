@@ -27,7 +27,8 @@ pub(in crate::volumes) async fn detach(tools: &Tools, file: &Path) -> Result<(),
     tools.run(LOSETUP, ["-d".as_ref(), device.as_os_str()]).await?.checked().map(drop)
 }
 
-fn find(file: &Path) -> Result<Option<PathBuf>, Error> {
+/// The loop device of a file, if it has one.
+pub(in crate::volumes) fn find(file: &Path) -> Result<Option<PathBuf>, Error> {
     let fail = |error| Error::io("list", Path::new(BLOCK_DEVICES), error);
     let devices = match fs::read_dir(BLOCK_DEVICES) {
         // A machine without block devices.

@@ -169,9 +169,15 @@ impl BindOptions {
 
 /// Mounts a file or directory at another path, which must be there.
 pub(in crate::volumes) fn bind(from: &Path, to: &Path, options: BindOptions) -> Result<(), Error> {
+    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .map_err(|errno| Error::io("bind a volume to", to, errno))?;
+    complete(to, options)
+}
+
+/// Gives a bind its options, as far as it lacks them.
+pub(in crate::volumes) fn complete(to: &Path, options: BindOptions) -> Result<(), Error> {
     let none = None::<&str>;
     let fail = |action| move |errno: Errno| Error::io(action, to, errno);
-    mount(Some(from), to, none, MsFlags::MS_BIND, none).map_err(fail("bind a volume to"))?;
     let BindOptions { set, clear } = options;
     if set.is_empty() && clear.is_empty() {
         return Ok(());
@@ -190,7 +196,11 @@ pub(in crate::volumes) fn bind(from: &Path, to: &Path, options: BindOptions) -> 
     .into_iter()
     .filter(|(own, _)| kept.contains(*own))
     .fold(MsFlags::empty(), |flags, (_, flag)| flags | flag);
-    let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | kept.difference(clear) | set;
+    let wanted = kept.difference(clear) | set;
+    if wanted == kept {
+        return Ok(());
+    }
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | wanted;
     let remounted = mount(none, to, none, flags, none).map_err(fail("set the options of"));
     // A volume that is to be read only must not be there otherwise.
     remounted.or_else(|error| super::super::remove::unmount(to).and(Err(error)))

@@ -4,6 +4,7 @@ mod atomic;
 mod claims;
 mod host_path;
 mod iscsi;
+mod kills;
 mod local;
 mod nfs;
 mod ownership;

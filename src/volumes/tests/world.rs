@@ -24,7 +24,7 @@ use crate::volumes::iscsi::Kernel;
 use crate::volumes::{PodMounts, Volumes};
 
 /// How long a tool may take in these tests.
-const LIMIT: Duration = Duration::from_secs(10);
+pub(super) const LIMIT: Duration = Duration::from_secs(10);
 
 pub(super) struct World {
     pub(super) root: Root,
@@ -41,13 +41,13 @@ impl World {
             fs::create_dir(root.join(dir)).unwrap();
         }
         let announcer = Announcer::new(Recorder::start(None, "n1").0);
-        let volumes = open(&root, &api, &announcer, LIMIT);
+        let volumes = open(root.path(), api.client(), &announcer, LIMIT);
         Self { root, api, volumes, announcer, limit: LIMIT }
     }
 
     /// As after an end of the daemon: nothing is known but what disk and kernel tell.
     pub(super) fn restart(&mut self) {
-        self.volumes = open(&self.root, &self.api, &self.announcer, self.limit);
+        self.volumes = open(self.root.path(), self.api.client(), &self.announcer, self.limit);
     }
 
     /// Tools may take that long from here on.
@@ -119,8 +119,14 @@ impl World {
     }
 }
 
-fn open(root: &Root, api: &FakeApi, announcer: &Announcer, limit: Duration) -> Volumes {
-    let objects = Objects::new(Some(api.client()), Detection::Watch);
+/// The volumes of a daemon with `node` below that directory as its root directory.
+pub(super) fn open(
+    root: &Path,
+    client: kube::Client,
+    announcer: &Announcer,
+    limit: Duration,
+) -> Volumes {
+    let objects = Objects::new(Some(client), Detection::Watch);
     let (node, registry) = (root.join("node"), Registry::default());
     let (announcer, drivers) = (announcer.clone(), Drivers::new("n1", &registry));
     let mut volumes = Volumes::new(node, objects, BTreeMap::new(), announcer, drivers, &registry);

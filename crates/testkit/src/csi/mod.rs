@@ -19,10 +19,12 @@ use tokio::net::UnixListener;
 
 use crate::error::{AtPath, Result};
 use crate::fakecri::Fault;
+pub use books::Books;
 use node::Service;
 use registration::Announcement;
 use state::State;
 
+mod books;
 mod mounts;
 mod node;
 mod registration;
@@ -167,12 +169,34 @@ impl CsiDriver {
 
     /// Gives each further call of `method` (such as `NodePublishVolume`) this fault.
     pub fn inject(&self, method: &str, fault: Fault) {
-        self.state.inject(method, fault);
+        self.state.inject(method, fault, None);
+    }
+
+    /// Gives the next `times` calls of `method` this fault; later ones pass.
+    pub fn inject_times(&self, method: &str, fault: Fault, times: usize) {
+        self.state.inject(method, fault, Some(times));
     }
 
     /// Takes the fault from these calls; those that hang go on.
     pub fn release(&self, method: &str) {
         self.state.lock().faults.remove(method);
+    }
+
+    /// Takes all faults away.
+    pub fn release_all(&self) {
+        self.state.lock().faults.clear();
+    }
+
+    /// The driver's own account of its volumes.
+    #[must_use]
+    pub fn books(&self) -> Books {
+        self.state.lock().books.clone()
+    }
+
+    /// How many calls that change a volume are under way: not yet answered and not given up.
+    #[must_use]
+    pub fn under_way(&self) -> usize {
+        self.state.lock().under_way.len()
     }
 
     /// The calls that change or measure volumes, in the order in which they came, whatever became

@@ -45,7 +45,7 @@ impl Node for Service {
         &self,
         _: Request<NodeGetInfoRequest>,
     ) -> Result<Response<NodeGetInfoResponse>, Status> {
-        self.0.meet("NodeGetInfo").await?.due().await;
+        self.0.meet("NodeGetInfo").await?.due().await?;
         let options = self.0.lock().options.clone();
         let topology = Some(options.topology).filter(|segments| !segments.is_empty());
         Ok(Response::new(NodeGetInfoResponse {
@@ -59,7 +59,7 @@ impl Node for Service {
         &self,
         _: Request<NodeGetCapabilitiesRequest>,
     ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
-        self.0.enter("NodeGetCapabilities", "").await?.due().await;
+        self.0.enter("NodeGetCapabilities", "").await?.due().await?;
         let told = self.0.lock().options.capabilities.clone();
         let capabilities = told.into_iter().map(|able| NodeServiceCapability {
             r#type: Some(node_service_capability::Type::Rpc(Rpc { r#type: able.into() })),
@@ -72,7 +72,8 @@ impl Node for Service {
         request: Request<NodeStageVolumeRequest>,
     ) -> Result<Response<NodeStageVolumeResponse>, Status> {
         let request = request.into_inner();
-        self.0.lock().stages.push(request.clone());
+        let _turn = self.0.begin("NodeStageVolume", &request.volume_id);
+        self.0.lock().asked_to_stage(&request);
         let reply = self.0.enter("NodeStageVolume", &request.volume_id).await?;
         let volume = self.0.volume(&request.volume_id);
         if is_block(request.volume_capability.as_ref()) {
@@ -80,7 +81,9 @@ impl Node for Service {
         } else {
             mounts::bind(&mounts::directory(&volume)?, request.staging_target_path.as_ref())?;
         }
-        reply.due().await;
+        let staged = (request.volume_id, request.staging_target_path);
+        self.0.lock().books.staged.extend([staged]);
+        reply.due().await?;
         Ok(Response::new(NodeStageVolumeResponse {}))
     }
 
@@ -89,10 +92,13 @@ impl Node for Service {
         request: Request<NodeUnstageVolumeRequest>,
     ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
         let request = request.into_inner();
+        let _turn = self.0.begin("NodeUnstageVolume", &request.volume_id);
+        self.0.lock().books.asked_to_unstage(&request.volume_id);
         let reply = self.0.enter("NodeUnstageVolume", &request.volume_id).await?;
         mounts::unmount(request.staging_target_path.as_ref())?;
         mounts::detach(&self.0.volume(&request.volume_id))?;
-        reply.due().await;
+        self.0.lock().books.staged.remove(&request.volume_id);
+        reply.due().await?;
         Ok(Response::new(NodeUnstageVolumeResponse {}))
     }
 
@@ -101,7 +107,8 @@ impl Node for Service {
         request: Request<NodePublishVolumeRequest>,
     ) -> Result<Response<NodePublishVolumeResponse>, Status> {
         let request = request.into_inner();
-        self.0.lock().publishes.push(request.clone());
+        let _turn = self.0.begin("NodePublishVolume", &request.volume_id);
+        self.0.lock().asked_to_publish(&request);
         let reply = self.0.enter("NodePublishVolume", &request.volume_id).await?;
         let volume = self.0.volume(&request.volume_id);
         let target = request.target_path.as_ref();
@@ -117,7 +124,9 @@ impl Node for Service {
                 mounts::make_read_only(target)?;
             }
         }
-        reply.due().await;
+        let published = (request.volume_id, request.target_path);
+        self.0.lock().books.published.insert(published);
+        reply.due().await?;
         Ok(Response::new(NodePublishVolumeResponse {}))
     }
 
@@ -126,10 +135,13 @@ impl Node for Service {
         request: Request<NodeUnpublishVolumeRequest>,
     ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
         let request = request.into_inner();
+        let _turn = self.0.begin("NodeUnpublishVolume", &request.volume_id);
         let reply = self.0.enter("NodeUnpublishVolume", &request.volume_id).await?;
         mounts::unmount(request.target_path.as_ref())?;
         mounts::remove(request.target_path.as_ref())?;
-        reply.due().await;
+        let published = (request.volume_id, request.target_path);
+        self.0.lock().books.published.remove(&published);
+        reply.due().await?;
         Ok(Response::new(NodeUnpublishVolumeResponse {}))
     }
 
@@ -138,7 +150,7 @@ impl Node for Service {
         request: Request<NodeGetVolumeStatsRequest>,
     ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
         let request = request.into_inner();
-        self.0.enter("NodeGetVolumeStats", &request.volume_id).await?.due().await;
+        self.0.enter("NodeGetVolumeStats", &request.volume_id).await?.due().await?;
         let usage = mounts::usage(request.volume_path.as_ref())?;
         let options = self.0.lock().options.clone();
         Ok(Response::new(NodeGetVolumeStatsResponse {
@@ -153,7 +165,7 @@ impl Node for Service {
     ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
         let request = request.into_inner();
         self.0.lock().expansions.push(request.clone());
-        self.0.enter("NodeExpandVolume", &request.volume_id).await?.due().await;
+        self.0.enter("NodeExpandVolume", &request.volume_id).await?.due().await?;
         let capacity_bytes = request.capacity_range.map_or(0, |range| range.required_bytes);
         Ok(Response::new(NodeExpandVolumeResponse { capacity_bytes }))
     }

@@ -15,7 +15,7 @@ pub(super) struct Announcement(pub(super) Arc<State>);
 #[async_trait]
 impl Registration for Announcement {
     async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
-        self.0.meet("GetInfo").await?.due().await;
+        self.0.meet("GetInfo").await?.due().await?;
         let options = self.0.lock().options.clone();
         Ok(Response::new(PluginInfo {
             r#type: options.plugin_type,
@@ -29,7 +29,7 @@ impl Registration for Announcement {
         &self,
         request: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
-        self.0.meet("NotifyRegistrationStatus").await?.due().await;
+        self.0.meet("NotifyRegistrationStatus").await?.due().await?;
         self.0.lock().statuses.push(request.into_inner());
         Ok(Response::new(RegistrationStatusResponse {}))
     }

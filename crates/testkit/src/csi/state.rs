@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::CsiOptions;
+use super::books::Books;
 use crate::fakecri::Fault;
 
 #[derive(Debug)]
@@ -24,6 +25,9 @@ pub(super) struct Ledger {
     pub(super) options: CsiOptions,
     pub(super) faults: HashMap<String, Planned>,
     pub(super) calls: Vec<(String, String)>,
+    pub(super) books: Books,
+    /// The volumes that are being changed, and by which calls.
+    pub(super) under_way: Vec<(String, String)>,
     pub(super) stages: Vec<NodeStageVolumeRequest>,
     pub(super) publishes: Vec<NodePublishVolumeRequest>,
     pub(super) expansions: Vec<NodeExpandVolumeRequest>,
@@ -34,6 +38,8 @@ pub(super) struct Ledger {
 #[derive(Debug)]
 pub(super) struct Planned {
     fault: Fault,
+    /// None: for all calls.
+    left: Option<usize>,
     released: CancellationToken,
 }
 
@@ -44,14 +50,50 @@ impl Drop for Planned {
 }
 
 /// What is to come after a call's work.
-pub(super) struct Reply(Option<CancellationToken>);
+pub(super) enum Reply {
+    AtOnce,
+    When(CancellationToken),
+    Never(Status),
+}
 
 impl Reply {
-    /// Waits until the answer may be given.
-    pub(super) async fn due(self) {
-        if let Some(released) = self.0 {
-            released.cancelled().await;
+    /// Waits until the answer may be given, if it may.
+    pub(super) async fn due(self) -> Result<(), Status> {
+        match self {
+            Self::AtOnce => Ok(()),
+            Self::When(released) => {
+                released.cancelled().await;
+                Ok(())
+            }
+            Self::Never(failure) => Err(failure),
         }
+    }
+}
+
+/// A call that changes a volume; it is over when this is dropped, answered or given up.
+pub(super) struct Turn<'a> {
+    state: &'a State,
+    call: (String, String),
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut ledger = self.state.lock();
+        if let Some(at) = ledger.under_way.iter().position(|call| *call == self.call) {
+            ledger.under_way.remove(at);
+        }
+    }
+}
+
+impl Ledger {
+    pub(super) fn asked_to_stage(&mut self, request: &NodeStageVolumeRequest) {
+        self.books.asked_to_stage(request);
+        self.stages.push(request.clone());
+    }
+
+    pub(super) fn asked_to_publish(&mut self, request: &NodePublishVolumeRequest) {
+        self.books.asked_to_publish(request, &self.options.capabilities);
+        self.publishes.push(request.clone());
     }
 }
 
@@ -61,6 +103,8 @@ impl State {
             options,
             faults: HashMap::new(),
             calls: Vec::new(),
+            books: Books::default(),
+            under_way: Vec::new(),
             stages: Vec::new(),
             publishes: Vec::new(),
             expansions: Vec::new(),
@@ -81,9 +125,21 @@ impl State {
         self.dir.join("volumes").join(handle)
     }
 
-    pub(super) fn inject(&self, method: &str, fault: Fault) {
-        let planned = Planned { fault, released: CancellationToken::new() };
+    pub(super) fn inject(&self, method: &str, fault: Fault, left: Option<usize>) {
+        let planned = Planned { fault, left, released: CancellationToken::new() };
         self.lock().faults.insert(method.to_owned(), planned);
+    }
+
+    /// Notes a call that changes a volume: there may be one at a time.
+    pub(super) fn begin(&self, method: &str, volume: &str) -> Turn<'_> {
+        let call = (method.to_owned(), volume.to_owned());
+        let mut ledger = self.lock();
+        let other = ledger.under_way.iter().find(|(_, other)| other == volume).cloned();
+        if let Some((other, _)) = other {
+            ledger.books.overlaps(method, volume, &other);
+        }
+        ledger.under_way.push(call.clone());
+        Turn { state: self, call }
     }
 
     /// Notes a call about a volume, and has its fault happen.
@@ -94,22 +150,33 @@ impl State {
 
     /// Has the fault of a call happen.
     pub(super) async fn meet(&self, method: &str) -> Result<Reply, Status> {
-        let planned = self.lock().faults.get(method).map(|p| (p.fault.clone(), p.released.clone()));
-        match planned {
-            None => Ok(Reply(None)),
+        match self.planned(method) {
+            None => Ok(Reply::AtOnce),
             Some((Fault::Answer(_), _)) => {
                 Err(Status::unimplemented("a driver has nobody behind it to stand in for"))
             }
             Some((Fault::Error(code, message), _)) => Err(Status::new(code, message)),
+            Some((Fault::ErrorReply(code, message), _)) => {
+                Ok(Reply::Never(Status::new(code, message)))
+            }
             Some((Fault::Delay(delay), _)) => {
                 tokio::time::sleep(delay).await;
-                Ok(Reply(None))
+                Ok(Reply::AtOnce)
             }
             Some((Fault::Hang, released)) => {
                 released.cancelled().await;
-                Ok(Reply(None))
+                Ok(Reply::AtOnce)
             }
-            Some((Fault::HangReply, released)) => Ok(Reply(Some(released))),
+            Some((Fault::HangReply, released)) => Ok(Reply::When(released)),
         }
+    }
+
+    fn planned(&self, method: &str) -> Option<(Fault, CancellationToken)> {
+        let mut ledger = self.lock();
+        let planned = ledger.faults.get_mut(method)?;
+        if let Some(left) = &mut planned.left {
+            *left = left.checked_sub(1)?;
+        }
+        Some((planned.fault.clone(), planned.released.clone()))
     }
 }

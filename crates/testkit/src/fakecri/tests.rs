@@ -178,6 +178,18 @@ async fn an_error_stays_away_from_the_runtime() {
 }
 
 #[tokio::test]
+async fn an_error_in_place_of_the_answer_comes_after_the_work() {
+    let bench = Bench::new();
+    let late = Fault::ErrorReply(Code::DeadlineExceeded, "too late".into());
+    bench.proxy.inject_times("StartContainer", late, 1);
+    let error = bench.client.start_container("x").await.unwrap_err();
+    assert!(error.to_string().contains("too late"), "{error}");
+    assert_eq!(bench.started(), 1);
+    bench.client.start_container("x").await.unwrap();
+    assert_eq!(bench.started(), 2);
+}
+
+#[tokio::test]
 async fn a_delay_is_at_least_as_long() {
     let bench = Bench::new();
     bench.proxy.inject("StartContainer", Fault::Delay(MOMENT));

@@ -31,6 +31,7 @@ async fn a_device_is_published_for_each_pod_and_taken_back() {
         assert_eq!(device, link);
         assert!(fs::metadata(&device).unwrap().file_type().is_block_device());
         world.restart();
+        assert_eq!(world.mount(&one).await.unwrap(), mounted, "it stands");
         world.mount(&two).await.unwrap();
 
         let devices = world.root.join("node/plugins/kubernetes.io/csi/volumeDevices");

@@ -6,10 +6,12 @@ use std::time::Duration;
 use longshore_csi::Code;
 use longshore_testkit::csi::CsiOptions;
 use longshore_testkit::fakecri::Fault;
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
+use super::super::paths::attachment_name;
 use super::super::recover;
-use super::world::{DRIVER, World, unattached, until, user};
+use super::world::{DRIVER, World, pod, unattached, until, user};
 
 fn failure(code: Code) -> Fault {
     Fault::Error(code, "as you asked".to_owned())
@@ -17,7 +19,7 @@ fn failure(code: Code) -> Fault {
 
 async fn world() -> World {
     let world = World::start(CsiOptions::new(DRIVER), unattached()).await;
-    world.volume("pv", serde_json::json!({}));
+    world.volume("pv", json!({}));
     world
 }
 
@@ -116,9 +118,63 @@ async fn a_volume_that_is_wanted_again_is_staged_again() {
 }
 
 #[tokio::test]
+async fn a_pod_that_never_got_a_volume_leaves_it_to_nobody() {
+    let world = World::start(CsiOptions::new(DRIVER), Value::Null).await;
+    world.volume("pv", json!({}));
+    let attachment = attachment_name("handle-of-pv", DRIVER, "n1");
+    let path = format!("/apis/storage.k8s.io/v1/volumeattachments/{attachment}");
+    let say = |status: Value| {
+        let source = json!({"persistentVolumeName": "pv"});
+        let spec = json!({"attacher": DRIVER, "nodeName": "n1", "source": source});
+        world.api.put(&path, json!({"spec": spec, "status": status}));
+    };
+    let (one, two) = (user("u1", "pv"), user("u2", "pv"));
+    say(json!({"attached": true}));
+    world.mount(&one).await.unwrap();
+    say(json!({"attached": false, "attachError": {"message": "no slot is free"}}));
+    world.mount(&two).await.unwrap_err();
+    world.remove(&one).await.unwrap();
+    world.remove(&two).await.unwrap();
+    world.until_clean().await;
+    assert_eq!(world.driver.books().staged, [].into());
+}
+
+#[tokio::test]
+async fn what_several_claims_lead_to_is_unstaged_after_the_last_of_them() {
+    let world = world().await;
+    world.volume("twin", json!({"csi": {"volumeHandle": "handle-of-pv"}}));
+    let claims = ["pv", "twin"]
+        .map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": name}}));
+    let pod = pod("u1", json!(claims), Value::Null);
+    world.mount(&pod).await.unwrap();
+    world.remove(&pod).await.unwrap();
+    world.until_called(&["Stage", "Publish", "Publish", "Unpublish", "Unpublish", "Unstage"]).await;
+    assert_eq!(world.driver.books().out_of_order, Vec::<String>::new());
+    world.until_clean().await;
+}
+
+#[tokio::test]
+async fn a_driver_is_asked_for_one_thing_at_a_time_of_each_volume() {
+    let policy = json!({"volumeLifecycleModes": ["Ephemeral"], "podInfoOnMount": true});
+    let world = World::start(CsiOptions::new(DRIVER), policy).await;
+    let pod = pod("u1", json!([{"name": "scratch", "csi": {"driver": DRIVER}}]), Value::Null);
+    world.driver.inject("NodePublishVolume", Fault::Hang);
+    for _ in 0..2 {
+        let given_up = timeout(Duration::from_millis(300), world.mount(&pod)).await;
+        assert!(given_up.is_err(), "{given_up:?}");
+    }
+    world.driver.release("NodePublishVolume");
+    world.mount(&pod).await.unwrap();
+    assert_eq!(world.calls(), ["Publish"]);
+    assert_eq!(world.driver.books().out_of_order, Vec::<String>::new());
+    world.remove(&pod).await.unwrap();
+    world.until_clean().await;
+}
+
+#[tokio::test]
 async fn a_driver_that_hangs_holds_up_its_volume_alone() {
     let world = world().await;
-    world.volume("other", serde_json::json!({}));
+    world.volume("other", json!({}));
     let (stuck, well) = (user("u1", "pv"), user("u2", "other"));
     world.driver.inject("NodePublishVolume", Fault::Hang);
     assert!(timeout(Duration::from_millis(500), world.mount(&stuck)).await.is_err());
@@ -149,7 +205,7 @@ async fn a_daemon_that_comes_later_asks_nothing_of_what_stands() {
     // As the Go kubelet leaves it: what is not known to be done is done again.
     let dir = world.root.join("node/pods/u1/volumes/kubernetes.io~csi/pv");
     let notes = fs::read_to_string(dir.join("vol_data.json")).unwrap();
-    let mut notes: serde_json::Value = serde_json::from_str(&notes).unwrap();
+    let mut notes: Value = serde_json::from_str(&notes).unwrap();
     notes.as_object_mut().unwrap().remove("doneInBoot").unwrap();
     fs::write(dir.join("vol_data.json"), notes.to_string()).unwrap();
     world.restart();

@@ -5,4 +5,5 @@ mod faults;
 mod growth;
 mod mounts;
 mod pure;
+mod sequences;
 mod world;

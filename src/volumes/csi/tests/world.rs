@@ -10,6 +10,7 @@ use longshore_metrics::Registry;
 use longshore_testkit::csi::{CsiDriver, CsiOptions};
 use longshore_testkit::wait_until;
 use serde_json::{Value, json};
+use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
@@ -25,12 +26,13 @@ pub(super) const DRIVER: &str = "csi.example.com";
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How often claims are looked at.
 const LOOK: Duration = Duration::from_millis(50);
+const SOON: Duration = Duration::from_millis(5);
 
 pub(super) struct World {
     pub(super) volumes: Volumes,
     pub(super) api: Api,
     drivers: Drivers,
-    rooms: Vec<JoinHandle<()>>,
+    room: JoinHandle<()>,
     pub(super) driver: CsiDriver,
     pub(super) root: Root,
 }
@@ -38,17 +40,13 @@ pub(super) struct World {
 impl World {
     /// A node with that driver, whose CSIDriver object (if any) says that.
     pub(super) async fn start(options: CsiOptions, policy: Value) -> Self {
-        let (root, api, registry) = (Root::new(), Api::start().await, Registry::default());
-        let drivers = Drivers::new("n1", &registry);
-        let node = root.join("node");
-        std::fs::create_dir(&node).unwrap();
-        let csi_node = CsiNode::new("n1", None);
-        let parts = Parts { root: node.clone(), drivers: drivers.clone(), csi_node };
-        let room = tokio::spawn(plugins::run(parts, &registry));
-        let registry = node.join("plugins_registry");
+        let (root, api) = (Root::new(), Api::start().await);
+        std::fs::create_dir(root.join("node")).unwrap();
+        let (drivers, room) = drivers(&root);
+        let registry = root.join("node/plugins_registry");
         let driver = CsiDriver::start(options, &root.join("driver"), &registry).unwrap();
         let volumes = volumes(&root, &api, &drivers);
-        let world = Self { volumes, api, drivers, rooms: vec![room], driver, root };
+        let world = Self { volumes, api, drivers, room, driver, root };
         world.until_registered(true).await;
         if policy.is_object() {
             world.say(policy);
@@ -74,6 +72,17 @@ impl World {
     /// Another daemon in the place of the one that was.
     pub(super) fn restart(&mut self) {
         self.volumes = volumes(&self.root, &self.api, &self.drivers);
+    }
+
+    /// Another daemon, all of whose work is done in that runtime and ends with it. It has yet to
+    /// hear of the driver, and does not wait long before it tries again to unstage a volume.
+    pub(super) fn restart_in(&mut self, runtime: &Runtime) {
+        let _entered = runtime.enter();
+        self.room.abort();
+        (self.drivers, self.room) = drivers(&self.root);
+        self.restart();
+        Arc::get_mut(&mut self.volumes.inner).unwrap().csi.pause = SOON;
+        runtime.spawn(self.volumes.clone().unstage_unused());
     }
 
     /// A volume of the driver, bound to a claim of the same name.
@@ -153,8 +162,18 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        self.rooms.iter().for_each(JoinHandle::abort);
+        self.room.abort();
     }
+}
+
+/// The drivers that register from here on, and the task by which they do.
+fn drivers(root: &Root) -> (Drivers, JoinHandle<()>) {
+    let registry = Registry::default();
+    let drivers = Drivers::new("n1", &registry);
+    let csi_node = CsiNode::new("n1", None);
+    let parts = Parts { root: root.join("node"), drivers: drivers.clone(), csi_node };
+    let room = tokio::spawn(plugins::run(parts, &registry));
+    (drivers, room)
 }
 
 fn volumes(root: &Root, api: &Api, drivers: &Drivers) -> Volumes {
