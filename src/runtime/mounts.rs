@@ -97,7 +97,8 @@ impl Sources<'_> {
             "" => volume.path.clone(),
             path => {
                 let sub_path = SubPath {
-                    volume: &mount.name,
+                    volume: &volume.name,
+                    mount: &mount.name,
                     volume_path: &volume.path,
                     container: &self.container.name,
                     index,
@@ -242,7 +243,7 @@ mod tests {
 
     #[test]
     fn mounts_are_as_open_as_they_and_their_volume_say() {
-        let volume = |read_only| Mounted { path: "/v".into(), read_only, device: None };
+        let volume = |read_only| Mounted { path: "/v".into(), read_only, ..Mounted::default() };
         for (fields, read_only, expected) in [
             (json!({}), false, false),
             (json!({}), true, true),

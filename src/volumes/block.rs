@@ -35,7 +35,8 @@ impl Map {
         blocking(move || map.link_and_bind(&device)).await?;
         loops::attach(&task.node.tools, &self.bound).await?;
         let read_only = task.persistent.read_only;
-        Ok(Mounted { path: self.link.clone(), read_only, device: Some(self.link) })
+        let device = Some(self.link.clone());
+        Ok(Mounted { path: self.link, read_only, device, ..Mounted::default() })
     }
 
     /// Removes the map. What is gone already is no error.

@@ -65,8 +65,10 @@ use source::{Source, kind_of};
 use stats::Standing;
 
 /// Where one volume of a pod lies.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mounted {
+    /// Its name where it lies: that in the pod, or that of the PersistentVolume.
+    pub name: String,
     /// The path on the host.
     pub path: PathBuf,
     /// Whether containers may only read it, whatever their mounts say.
@@ -162,18 +164,17 @@ impl Volumes {
         self.inner.root.join(layout::PODS).join(uid)
     }
 
-    /// Sets up all volumes of a pod, each on its own, and tells where they lie. What stands
-    /// already is kept, and data that changed is written anew. The error is that of the first
-    /// volume that failed; the others are set up all the same.
+    /// Sets up the volumes that containers of a pod use, each on its own, and tells where they lie.
+    /// What stands already is kept, and data that changed is written anew. The error is that of the
+    /// first volume that failed; the others are set up all the same.
     pub async fn mount(&self, pod: &Pod) -> Result<PodMounts, Error> {
-        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-        // An image is mounted by the runtime, straight into the container.
-        let volumes = volumes.filter(|volume| volume.image.is_none());
-        let set_ups = volumes.map(async |volume| {
+        let set_ups = used(pod).map(async |volume| {
             let persistent = self.persistent(pod, volume).await?;
             let source = Source::of(volume, persistent.as_ref())?;
             self.inner.metrics.wants(spec::uid(pod), &volume.name, source.plugin());
-            let mounted = self.set_up(pod, volume, &source).await?;
+            let mut mounted = self.set_up(pod, volume, &source).await?;
+            let lasting = persistent.as_ref().map(|persistent| &persistent.spec_name);
+            mounted.name.clone_from(lasting.unwrap_or(&volume.name));
             if source.outlives_pod() {
                 let (uid, path) = (spec::uid(pod), &mounted.path);
                 self.inner.standing.note(uid, &volume.name, path);
@@ -186,8 +187,7 @@ impl Volumes {
     /// Writes the data of a pod's volumes anew, of those that hold something of what changed. The
     /// error is that of the first volume that failed; the others are refreshed all the same.
     pub async fn refresh(&self, pod: &Pod, changed: &Changed) -> Result<(), Error> {
-        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-        let sources = volumes.filter_map(|volume| Some((volume, Source::of(volume, None).ok()?)));
+        let sources = used(pod).filter_map(|volume| Some((volume, Source::of(volume, None).ok()?)));
         let refreshes = sources
             .filter(|(volume, source)| source.has_data() && changed.touches(pod, volume))
             .map(async |(volume, source)| self.set_up(pod, volume, &source).await.map(drop));
@@ -222,14 +222,14 @@ impl Volumes {
     /// lives until [`Volumes::unmount`]; asking again for the same one gives the same.
     pub async fn sub_path(&self, uid: &str, sub_path: SubPath<'_>) -> Result<PathBuf, Error> {
         validate_sub_path(sub_path.path)?;
-        let volume = sub_path.volume.to_owned();
+        let (volume, mount) = (sub_path.volume.to_owned(), sub_path.mount.to_owned());
         let volume_path = sub_path.volume_path.to_owned();
         let (container, path) = (sub_path.container.to_owned(), sub_path.path.to_owned());
         let index = sub_path.index;
         self.in_pod_dir(uid, move |pod| {
-            let (volume, container, path) = (&volume, &container, &path);
+            let (volume, mount, container, path) = (&volume, &mount, &container, &path);
             let volume_path = &volume_path;
-            sub_path::bind(pod, SubPath { volume, volume_path, container, index, path })
+            sub_path::bind(pod, SubPath { volume, mount, volume_path, container, index, path })
         })
         .await
     }
@@ -316,7 +316,7 @@ impl Volumes {
         let (name, group) = (name.to_owned(), fs_group(pod));
         self.in_pod_dir(spec::uid(pod), move |pod| empty_dir::set_up(pod, &name, medium, group))
             .await?;
-        Ok(Mounted { path, read_only: false, device: None })
+        Ok(Mounted { path, ..Mounted::default() })
     }
 
     /// Puts data into a volume of its own.
@@ -340,7 +340,7 @@ impl Volumes {
             atomic::write(&volume, &payload, group)
         })
         .await?;
-        Ok(Mounted { path, read_only: true, device: None })
+        Ok(Mounted { path, read_only: true, ..Mounted::default() })
     }
 
     fn volume_path(&self, pod: &Pod, plugin: &str, name: &str) -> Result<PathBuf, Error> {
@@ -402,6 +402,16 @@ impl Volumes {
     }
 }
 
+/// The volumes of a pod that are to be set up: those that no container uses stand in the way of
+/// nothing, and an image is mounted by the runtime, straight into the container.
+pub fn used(pod: &Pod) -> impl Iterator<Item = &Volume> {
+    let all = pod.spec.iter().flat_map(|own| {
+        let volumes = own.volumes.iter().flatten();
+        volumes.filter(|volume| spec::uses_volume(own, &volume.name))
+    });
+    all.filter(|volume| volume.image.is_none())
+}
+
 /// Works on a pod's directory in that of all pods. Without either there is nothing to do.
 async fn in_pods(
     pods: PathBuf,
@@ -419,7 +429,7 @@ async fn host_path(source: &HostPathVolumeSource) -> Result<Mounted, Error> {
     let path = PathBuf::from(&source.path);
     let source = source.clone();
     blocking(move || host_path::set_up(&source)).await?;
-    Ok(Mounted { path, read_only: false, device: None })
+    Ok(Mounted { path, ..Mounted::default() })
 }
 
 /// Runs file work where it may block.

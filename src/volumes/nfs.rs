@@ -25,7 +25,8 @@ pub(super) async fn set_up(task: &Task<'_>, source: &NFSVolumeSource) -> Result<
     let (tools, persistent) = (&task.node.tools, task.persistent);
     tools.find(HELPER)?;
     let target = task.make_target(layout::NFS).await?;
-    let mounted = Mounted { path: target.clone(), read_only: persistent.read_only, device: None };
+    let read_only = persistent.read_only;
+    let mounted = Mounted { path: target.clone(), read_only, ..Mounted::default() };
     if is_mounted(target.clone()).await? {
         return Ok(mounted);
     }

@@ -39,7 +39,8 @@ pub(super) async fn set_up(task: &Task<'_>, volume: &Volume<'_>) -> Result<Mount
     if volume.policy.republishes() {
         republish_later(task);
     }
-    Ok(Mounted { path: place.mount, read_only: task.persistent.read_only, device: None })
+    let read_only = task.persistent.read_only;
+    Ok(Mounted { path: place.mount, read_only, ..Mounted::default() })
 }
 
 /// Whether the volume is published as it should be, since the machine was started.
