@@ -149,7 +149,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let announcer = Announcer::new(recorder.clone());
     let drivers = Drivers::new(&config.node_name, registry);
     let (root_dir, told, known) = (&settings.root_dir, announcer.clone(), drivers.clone());
-    let volumes = Volumes::new(root_dir, objects.clone(), allocatable, told, known, registry);
+    let volumes = Volumes::new(root_dir, objects.clone(), allocatable, told, known, registry)
+        .looking_every(config.kubelet.sync_frequency.get());
     if !once {
         let csi_node = CsiNode::new(&config.node_name, client.clone());
         let parts = plugins::Parts { root: root_dir.clone(), drivers, csi_node };

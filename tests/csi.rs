@@ -4,148 +4,22 @@
 mod common;
 
 use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
 
+use common::csi::{
+    DRIVER, calls, cluster, driver, make, no_attach, until_called, until_unstaged, volume,
+    volumes_in_use, with_claim,
+};
 use common::{Cluster, FOREVER, PATIENCE, script, uid};
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
-use kube::Resource;
-use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::api::{Api, Patch, PatchParams};
 use longshore_csi::Code;
 use longshore_csi::v1::node_service_capability::rpc::Type;
-use longshore_testkit::csi::{CsiDriver, CsiOptions};
+use longshore_testkit::csi::CsiOptions;
 use longshore_testkit::fakecri::Fault;
 use longshore_testkit::wait_until;
 use serde_json::{Value, json};
-
-const DRIVER: &str = "csi.example.com";
-
-/// A cluster with a driver, of which nobody has to attach volumes.
-async fn cluster(options: CsiOptions, object: Value) -> (Cluster, CsiDriver) {
-    let cluster = Cluster::start().await;
-    let driver = driver(&cluster, options);
-    if object.is_object() {
-        make::<CSIDriver>(&cluster, DRIVER, json!({"spec": object})).await;
-    }
-    until_told(&cluster).await;
-    (cluster, driver)
-}
-
-fn driver(cluster: &Cluster, options: CsiOptions) -> CsiDriver {
-    let registry = cluster.node.root_dir().join("plugins_registry");
-    CsiDriver::start(options, &cluster.host.dir().join("csi"), &registry).unwrap()
-}
-
-/// Until the cluster knows of the driver.
-async fn until_told(cluster: &Cluster) {
-    let csi_nodes: Api<CSINode> = Api::all(cluster.client.clone());
-    wait_until(PATIENCE, "the driver is in the CSINode", async || {
-        let csi_node = csi_nodes.get(&cluster.host.name()).await.map_err(|e| e.to_string())?;
-        match csi_node.spec.drivers.iter().any(|driver| driver.name == DRIVER) {
-            true => Ok(()),
-            false => Err(format!("{:?}", csi_node.spec.drivers)),
-        }
-    })
-    .await
-    .unwrap();
-}
-
-async fn make<K>(cluster: &Cluster, name: &str, fields: Value) -> K
-where
-    K: Resource<DynamicType = ()>
-        + Clone
-        + serde::de::DeserializeOwned
-        + serde::Serialize
-        + std::fmt::Debug,
-{
-    let mut object = fields;
-    object["metadata"]["name"] = json!(name);
-    let object: K = serde_json::from_value(object).unwrap();
-    Api::<K>::all(cluster.client.clone()).create(&PostParams::default(), &object).await.unwrap()
-}
-
-/// A volume of the driver and a claim that is bound to it, both of that name.
-async fn volume(cluster: &Cluster, name: &str, spec: Value) {
-    let mut claim = json!({
-        "metadata": {"name": name},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"], "volumeName": name, "storageClassName": "",
-            "resources": {"requests": {"storage": "1Gi"}},
-        },
-    });
-    if spec["volumeMode"] == "Block" {
-        claim["spec"]["volumeMode"] = json!("Block");
-    }
-    let claims: Api<PersistentVolumeClaim> = Api::namespaced(cluster.client.clone(), "default");
-    let claim: PersistentVolumeClaim = serde_json::from_value(claim).unwrap();
-    let claim = claims.create(&PostParams::default(), &claim).await.unwrap();
-    let mut persistent = json!({"spec": {
-        "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "storageClassName": "",
-        "csi": {"driver": DRIVER, "volumeHandle": format!("handle-of-{name}"), "fsType": "ext4"},
-        "claimRef": {"namespace": "default", "name": name, "uid": claim.metadata.uid},
-    }});
-    json_merge(&mut persistent["spec"], spec);
-    make::<PersistentVolume>(cluster, name, persistent).await;
-    let bound = json!({"status": {
-        "phase": "Bound", "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"},
-    }});
-    let patch = Patch::Merge(bound);
-    claims.patch_status(name, &PatchParams::default(), &patch).await.unwrap();
-}
-
-fn json_merge(object: &mut Value, fields: Value) {
-    for (key, value) in fields.as_object().unwrap() {
-        match &mut object[key] {
-            known @ Value::Object(_) => json_merge(known, value.clone()),
-            known => *known = value.clone(),
-        }
-    }
-}
-
-/// A pod whose container runs a script with the claim at `/data`.
-fn with_claim(claim: &str, text: &str) -> Value {
-    let mut spec = script(text);
-    spec["volumes"] = json!([{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]);
-    spec["containers"][0]["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
-    spec
-}
-
-fn no_attach() -> Value {
-    json!({"attachRequired": false, "podInfoOnMount": true, "fsGroupPolicy": "File",
-           "volumeLifecycleModes": ["Persistent", "Ephemeral"]})
-}
-
-/// The calls about volumes, without those that ask what the driver can do.
-fn calls(driver: &CsiDriver) -> Vec<String> {
-    let calls = driver.calls().into_iter().map(|(method, _)| method);
-    calls.filter(|method| method != "NodeGetCapabilities").collect()
-}
-
-async fn until_called(driver: &CsiDriver, method: &str, times: usize) {
-    wait_until(PATIENCE, &format!("{method} is called"), async || match driver.count(method) {
-        count if count >= times => Ok(()),
-        count => Err(count.to_string()),
-    })
-    .await
-    .unwrap();
-}
-
-fn staged(cluster: &Cluster) -> PathBuf {
-    cluster.node.root_dir().join("plugins/kubernetes.io/csi").join(DRIVER)
-}
-
-/// Until nothing of the driver's volumes is left there.
-async fn until_unstaged(cluster: &Cluster) {
-    wait_until(PATIENCE, "the volume is unstaged", async || {
-        match fs::read_dir(staged(cluster)).map(Iterator::count) {
-            Ok(0) | Err(_) => Ok(()),
-            Ok(left) => Err(left.to_string()),
-        }
-    })
-    .await
-    .unwrap();
-}
 
 #[tokio::test]
 async fn a_volume_is_staged_published_shared_and_taken_back() {
@@ -161,6 +35,7 @@ async fn a_volume_is_staged_published_shared_and_taken_back() {
     cluster.create("second", with_claim("pv", &format!("cat /data/file; {FOREVER}"))).await;
     let second = cluster.until_ready("second").await;
     assert_eq!(calls(&driver), ["NodeStageVolume", "NodePublishVolume", "NodePublishVolume"]);
+    assert_eq!(volumes_in_use(&cluster).await, Vec::<String>::new(), "nobody attaches it");
     let content = driver.volume("handle-of-pv").join("file");
     assert_eq!(fs::read_to_string(content).unwrap(), "from-inside");
 
@@ -194,6 +69,8 @@ async fn a_volume_waits_for_its_attachment() {
     cluster.create("web", with_claim("pv", FOREVER)).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(calls(&driver), Vec::<String>::new(), "nothing is done before it is attached");
+    let unique = format!("kubernetes.io/csi/{DRIVER}^handle-of-pv");
+    assert_eq!(volumes_in_use(&cluster).await, [unique]);
     let name = attachment("handle-of-pv", &cluster.host.name());
     let attachments: Api<VolumeAttachment> = Api::all(cluster.client.clone());
     wait_until(PATIENCE, "the cluster asks for the attachment", async || {

@@ -10,6 +10,7 @@
 mod bundles;
 mod cache;
 mod changes;
+mod drivers;
 mod follow;
 mod references;
 mod tokens;
@@ -28,6 +29,7 @@ use kube::{Client, Error as KubeError};
 use longshore_pod::spec;
 
 pub use changes::{Changed, Changes};
+pub use drivers::follow_driver;
 
 use crate::config::Config;
 use bundles::Bundles;

@@ -37,6 +37,14 @@ pub struct CsiNode {
     turn: Mutex<()>,
 }
 
+/// What is to become of a driver's entry.
+#[derive(Clone, Copy)]
+enum Change<'a> {
+    Install(&'a NodeGetInfoResponse),
+    Update(&'a NodeGetInfoResponse),
+    Uninstall,
+}
+
 impl CsiNode {
     /// The objects of the node of that name. Without a client, nothing is told to anybody.
     pub fn new(name: &str, client: Option<Client>) -> Self {
@@ -57,46 +65,61 @@ impl CsiNode {
         trouble.send_replace(None);
     }
 
+    /// The way to the cluster, if there is one.
+    pub(super) fn client(&self) -> Option<&Client> {
+        self.client.as_ref()
+    }
+
     /// Tells the cluster that a driver runs here, and what it has said of the node.
     pub(super) async fn install(
         &self,
         driver: &str,
         told: &NodeGetInfoResponse,
     ) -> Result<(), Error> {
-        self.change(driver, Some(told)).await
+        self.change(driver, Change::Install(told)).await
+    }
+
+    /// Tells the cluster how many volumes a driver takes now.
+    pub(super) async fn update(
+        &self,
+        driver: &str,
+        told: &NodeGetInfoResponse,
+    ) -> Result<(), Error> {
+        self.change(driver, Change::Update(told)).await
     }
 
     /// Tells the cluster that a driver does not run here any more. Labels stay: they are of the
     /// place, not of the driver.
     pub(super) async fn uninstall(&self, driver: &str) -> Result<(), Error> {
-        self.change(driver, None).await
+        self.change(driver, Change::Uninstall).await
     }
 
     /// Makes a change, in a few tries if it must be.
-    async fn change(&self, driver: &str, told: Option<&NodeGetInfoResponse>) -> Result<(), Error> {
+    async fn change(&self, driver: &str, change: Change<'_>) -> Result<(), Error> {
         let Some(client) = &self.client else { return Ok(()) };
         let _turn = self.turn.lock().await;
         let mut pause = FIRST_PAUSE;
         for _ in 1..TRIES {
-            match self.try_change(client, driver, told).await {
+            match self.try_change(client, driver, change).await {
                 Err(Error::Api { action, reason }) => debug!("failed to {action}: {reason}"),
                 done => return done,
             }
             sleep(pause).await;
             pause *= 2;
         }
-        self.try_change(client, driver, told).await
+        self.try_change(client, driver, change).await
     }
 
     async fn try_change(
         &self,
         client: &Client,
         driver: &str,
-        told: Option<&NodeGetInfoResponse>,
+        change: Change<'_>,
     ) -> Result<(), Error> {
-        match told {
-            Some(told) => self.try_install(client, driver, told).await,
-            None => self.try_uninstall(client, driver).await,
+        match change {
+            Change::Install(told) => self.try_install(client, driver, told).await,
+            Change::Update(told) => self.try_update(client, driver, told).await,
+            Change::Uninstall => self.try_uninstall(client, driver).await,
         }
     }
 
@@ -112,6 +135,16 @@ impl CsiNode {
         let labels = new_labels(node.metadata.labels.as_ref(), &topology)?;
         let ids = with_id(node.metadata.annotations.as_ref(), driver, Some(&told.node_id))?;
         self.patch_node(&nodes, ids, labels).await?;
+        self.try_update(client, driver, told).await
+    }
+
+    async fn try_update(
+        &self,
+        client: &Client,
+        driver: &str,
+        told: &NodeGetInfoResponse,
+    ) -> Result<(), Error> {
+        let topology = told.accessible_topology.clone().unwrap_or_default().segments;
         let Some(known) = self.initialized(client).await? else { return Ok(()) };
         self.replace(client, known, Some(entry(driver, told, &topology)), driver).await
     }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use longshore_csi::Driver;
 use longshore_metrics::Registry;
+use tokio::sync::Notify;
 
 use super::error::Error;
 use super::metrics::Calls;
@@ -24,6 +25,8 @@ struct Registered {
     version: Version,
     /// Where it registered.
     socket: PathBuf,
+    /// Told when it had no room for a volume.
+    exhausted: Arc<Notify>,
 }
 
 impl Drivers {
@@ -41,6 +44,11 @@ impl Drivers {
     /// The driver of that name, if it is registered.
     pub fn get(&self, name: &str) -> Option<Driver> {
         self.lock().get(name).map(|known| known.driver.clone())
+    }
+
+    /// What is notified when the driver of that name had no room for a volume.
+    pub(crate) fn exhausted(&self, name: &str) -> Option<Arc<Notify>> {
+        self.lock().get(name).map(|known| known.exhausted.clone())
     }
 
     /// A client of a driver that is about to be registered.
@@ -66,7 +74,8 @@ impl Drivers {
 
     pub(super) fn add(&self, driver: Driver, version: Version, socket: &Path) {
         let name = driver.name().to_owned();
-        let registered = Registered { driver, version, socket: socket.to_owned() };
+        let (socket, exhausted) = (socket.to_owned(), Arc::default());
+        let registered = Registered { driver, version, socket, exhausted };
         self.lock().insert(name, registered);
     }
 

@@ -3,9 +3,9 @@
 //! CSINode and Node objects, and to the volumes by [`Drivers`].
 //!
 //! Current limitations: CSI drivers only; plugins for devices and dynamic resource allocation are
-//! refused, and told so. `nodeAllocatableUpdatePeriodSeconds` of a CSIDriver is not followed: how
-//! many volumes a driver takes is asked when it registers.
+//! refused, and told so.
 
+mod allocatable;
 mod csi_node;
 mod drivers;
 mod error;

@@ -38,6 +38,7 @@ impl Registrar {
         if let Some(name) = &registered {
             info!(driver = name, socket = %socket.display(), "CSI driver registered");
             self.metrics.note(socket, true);
+            stop.run_until_cancelled(self.keep_allocatable(name)).await;
         }
         stop.cancelled().await;
         self.metrics.forget(socket);

@@ -1,13 +1,13 @@
 //! What the node's status is told from: channels that other parts of the daemon feed.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use k8s_openapi::api::core::v1::{
     ContainerImage, NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures,
 };
 use longshore_cri::v1::{RuntimeCondition, StatusResponse, VersionResponse};
 pub(super) use longshore_pod::eviction::NodePressure as Pressure;
 use tokio::sync::watch;
+
+use crate::volumes::InUse;
 
 /// How the container runtime is.
 #[derive(Debug, Clone, PartialEq)]
@@ -85,9 +85,6 @@ fn fault(prefix: &str, name: &str, conditions: &[RuntimeCondition]) -> Option<St
     }
 }
 
-/// The UIDs of pods that use a device, by its unique name.
-type DeviceUsers = BTreeMap<String, BTreeSet<String>>;
-
 /// The receiving ends, for [`super::Registration`].
 #[derive(Debug, Clone)]
 pub struct Inputs {
@@ -96,7 +93,7 @@ pub struct Inputs {
     pub(super) storage: watch::Receiver<Option<String>>,
     pub(super) pressure: watch::Receiver<Pressure>,
     pub(super) images: watch::Receiver<Vec<ContainerImage>>,
-    pub(super) devices: watch::Receiver<DeviceUsers>,
+    pub(super) devices: watch::Receiver<InUse>,
 }
 
 /// The sending ends, for the parts that know. Sending what is already there tells nothing new.
@@ -117,7 +114,7 @@ pub struct Feeds {
 }
 
 /// A new set of channels, but for that which tells who uses which devices.
-pub fn channels(devices: watch::Receiver<DeviceUsers>) -> (Feeds, Inputs) {
+pub fn channels(devices: watch::Receiver<InUse>) -> (Feeds, Inputs) {
     let (runtime, runtime_in) = watch::channel(RuntimeHealth::default());
     let (pleg, pleg_in) = watch::channel(None);
     let (storage, storage_in) = watch::channel(None);
@@ -144,10 +141,7 @@ impl Inputs {
 
     /// The names of devices that pods use and that the control plane may attach and detach.
     pub(super) fn volumes_in_use(&self) -> Vec<String> {
-        const ATTACHABLE: [&str; 2] = ["kubernetes.io/csi/", "kubernetes.io/iscsi/"];
-        let devices = self.devices.borrow();
-        let attachable = |name: &&String| ATTACHABLE.iter().any(|plugin| name.starts_with(plugin));
-        devices.keys().filter(attachable).cloned().collect()
+        self.devices.borrow().attached()
     }
 
     /// Waits until something has changed that somebody waits for: what decides readiness, and which

@@ -21,6 +21,8 @@ pub(super) struct Inputs<'a> {
     pub environment: Environment,
     pub mounts: Vec<v1::Mount>,
     pub devices: Vec<v1::Device>,
+    /// Groups that the pod's volumes bring along.
+    pub groups: Vec<i64>,
     pub namespaces: v1::NamespaceOption,
 }
 
@@ -32,7 +34,7 @@ pub(super) fn config(inputs: Inputs<'_>) -> Result<v1::ContainerConfig, Error> {
         let words = words.iter().flatten();
         words.map(|word| expand(word, |name| inputs.environment.get(name))).collect()
     };
-    let security_context = security::context(
+    let mut security_context = security::context(
         settings,
         pod,
         pod_spec,
@@ -40,6 +42,7 @@ pub(super) fn config(inputs: Inputs<'_>) -> Result<v1::ContainerConfig, Error> {
         &inputs.image_user,
         inputs.namespaces,
     )?;
+    security_context.supplemental_groups.extend(inputs.groups);
     Ok(v1::ContainerConfig {
         metadata: Some(v1::ContainerMetadata {
             name: container.name.clone(),

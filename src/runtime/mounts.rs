@@ -1,6 +1,6 @@
 //! What a container mounts: its volumes, the pod's hosts file, and a file for its last words.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -107,20 +107,7 @@ impl Sources<'_> {
                 self.runtime.volumes.sub_path(spec::uid(self.pod), sub_path).await?
             }
         };
-        let selinux_relabel = self.is_filled_by_node(&mount.name);
-        Ok(v1::Mount { selinux_relabel, ..mounted(options, volume, &host_path) })
-    }
-
-    /// Whether a volume holds what the node made for this pod alone, and may give a label to.
-    fn is_filled_by_node(&self, volume: &str) -> bool {
-        let volumes = self.pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-        volumes.filter(|known| known.name == volume).any(|known| {
-            known.empty_dir.is_some()
-                || known.config_map.is_some()
-                || known.secret.is_some()
-                || known.downward_api.is_some()
-                || known.projected.is_some()
-        })
+        Ok(mounted(options, volume, &host_path))
     }
 
     /// The path inside the volume, with its variables expanded; each must have a value.
@@ -128,7 +115,7 @@ impl Sources<'_> {
         let Some(path) = mount.sub_path_expr.as_deref().filter(|path| !path.is_empty()) else {
             return Ok(mount.sub_path.clone().unwrap_or_default());
         };
-        let missing = std::cell::RefCell::new(std::collections::BTreeSet::new());
+        let missing = std::cell::RefCell::new(BTreeSet::new());
         let expanded = expand(path, |name| {
             let value = self.environment.get(name).filter(|value| !value.is_empty());
             if value.is_none() {
@@ -160,6 +147,16 @@ impl Sources<'_> {
     }
 }
 
+/// The groups that volumes of a pod belong to, beyond those that the pod asks for.
+pub(super) fn volume_groups(pod: &Pod, volumes: &PodMounts) -> Vec<i64> {
+    let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+    let asked = context.and_then(|context| context.supplemental_groups.as_deref());
+    let groups = volumes.values().filter_map(|volume| volume.group);
+    let groups: BTreeSet<i64> =
+        groups.filter(|group| !asked.unwrap_or_default().contains(group)).collect();
+    groups.into_iter().collect()
+}
+
 fn bind(host_path: &Path, container_path: &str) -> v1::Mount {
     v1::Mount {
         host_path: host_path.display().to_string(),
@@ -172,6 +169,7 @@ fn mounted(options: v1::Mount, volume: &Mounted, host_path: &Path) -> v1::Mount 
     v1::Mount {
         host_path: host_path.display().to_string(),
         readonly: volume.read_only || options.readonly,
+        selinux_relabel: volume.relabel,
         ..options
     }
 }
@@ -253,7 +251,26 @@ mod tests {
             let mounted = mounted(options, &volume(read_only), Path::new("/v/sub"));
             assert_eq!((mounted.readonly, mounted.host_path.as_str()), (expected, "/v/sub"));
             assert_eq!(mounted.container_path, "/m");
+            assert!(!mounted.selinux_relabel);
         }
+        let volume = Mounted { relabel: true, ..volume(false) };
+        let options = options(&mount(json!({"subPath": "sub"})), false).unwrap();
+        assert!(mounted(options, &volume, Path::new("/v/sub")).selinux_relabel);
+    }
+
+    #[test]
+    fn volumes_bring_their_groups_along_once() {
+        let volumes = [("a", Some(7)), ("b", None), ("c", Some(5)), ("d", Some(7)), ("e", Some(9))];
+        let volumes = volumes
+            .map(|(name, group)| (name.to_owned(), Mounted { group, ..Mounted::default() }))
+            .into();
+        let pod = |context: Value| {
+            serde_json::from_value(json!({"spec": {"containers": [], "securityContext": context}}))
+                .unwrap()
+        };
+        assert_eq!(volume_groups(&pod(Value::Null), &volumes), [5, 7, 9]);
+        let asked = json!({"supplementalGroups": [9], "fsGroup": 5});
+        assert_eq!(volume_groups(&pod(asked), &volumes), [5, 7]);
     }
 
     #[test]

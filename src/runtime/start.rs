@@ -246,6 +246,7 @@ impl PodRuntime {
             users: &namespaces.userns_options.clone().unwrap_or_default(),
         };
         let (mounts, devices) = (sources.mounts().await?, sources.devices()?);
+        let groups = mounts::volume_groups(pod, sources.volumes);
         container::config(container::Inputs {
             settings: &self.settings,
             pod,
@@ -256,6 +257,7 @@ impl PodRuntime {
             environment,
             mounts,
             devices,
+            groups,
             namespaces,
         })
     }

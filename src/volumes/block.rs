@@ -35,8 +35,7 @@ impl Map {
         blocking(move || map.link_and_bind(&device)).await?;
         loops::attach(&task.node.tools, &self.bound).await?;
         let read_only = task.persistent.read_only;
-        let device = Some(self.link.clone());
-        Ok(Mounted { path: self.link, read_only, device, ..Mounted::default() })
+        Ok(Mounted { read_only, device: Some(self.link.clone()), ..Mounted::at(self.link) })
     }
 
     /// Removes the map. What is gone already is no error.

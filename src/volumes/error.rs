@@ -19,6 +19,8 @@ pub(super) const MAP: &str = "MapVolume.MapPodDevice";
 pub(super) const CHECK: &str = "MountVolume.NodeAffinity check";
 /// Looking whether its kind takes mount options.
 pub(super) const OPTIONS: &str = "MountVolume.MountOptionSupport check";
+/// Looking whether the control plane has attached it.
+pub(super) const VERIFY: &str = "VerifyControllerAttachedVolume";
 pub(super) const MAP_CHECK: &str = "MapVolume.NodeAffinity check";
 
 /// Why a volume could not be set up, refreshed or taken down. The text is fit for a pod's event.
@@ -48,6 +50,9 @@ pub enum Error {
     /// The volume of a claim cannot be reached from this node.
     #[error("no matching NodeSelectorTerms")]
     OtherNodes,
+    /// The control plane has not said in time that the node has the volume.
+    #[error("volume not attached according to node status")]
+    NotAttached,
     /// A git repository: too dangerous a volume to be set up by anybody any more.
     #[error(
         "git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling \
@@ -246,6 +251,16 @@ impl Error {
                 "FailedMapVolume"
             }
             _ => "FailedMount",
+        }
+    }
+
+    /// Whether the pod cannot have its volume on this node, so that it is to be made anew on
+    /// another: the reason for its status.
+    pub fn rejects(&self) -> Option<&'static str> {
+        match self {
+            Self::Csi(super::CsiError::AttachLimit(_)) => Some("VolumeAttachmentLimitExceeded"),
+            Self::SetUp { source, .. } => source.rejects(),
+            _ => None,
         }
     }
 

@@ -185,7 +185,7 @@ impl Task<'_> {
             let to = target.clone();
             blocking(move || mounts::bind(&from, &to, options)).await?;
         }
-        Ok(Mounted { path: target, read_only, ..Mounted::default() })
+        Ok(Mounted { read_only, relabel: !read_only, ..Mounted::at(target) })
     }
 
     fn warn_of_other_group(&self, path: &Path) {

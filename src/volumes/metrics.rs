@@ -14,6 +14,7 @@ use super::devices::Found;
 pub(super) struct Metrics {
     durations: Family<Histogram, 4>,
     errors: Family<Counter, 2>,
+    collections: Family<Histogram, 1>,
     found: Counter,
     not_found: Counter,
     pods: Arc<Mutex<HashMap<String, Volumes>>>,
@@ -41,6 +42,12 @@ impl Metrics {
                 "storage_operation_errors_total",
                 "Operations on volumes that failed.",
                 ["volume_plugin", "operation_name"],
+            ),
+            collections: registry.histograms(
+                "kubelet_volume_metric_collection_duration_seconds",
+                "How long it took to find out how full a volume is, in seconds, by who was asked.",
+                ["metric_source"],
+                Buckets::usual(),
             ),
             found: registry.counter(
                 "reconstruct_volume_operations_total",
@@ -94,6 +101,11 @@ impl Metrics {
         for (plugin, _) in set_up {
             self.note(plugin, "volume_unmount", began, outcome);
         }
+    }
+
+    /// It was found out how full a volume is, or that nobody can tell.
+    pub(super) fn collected(&self, source: &str, began: Instant) {
+        self.collections.with([source]).took(began.elapsed());
     }
 
     fn note<T>(

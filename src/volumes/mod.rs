@@ -20,12 +20,14 @@ mod layout;
 mod local;
 mod medium;
 mod metrics;
+mod mounted;
 mod nested;
 mod nfs;
 mod ownership;
 mod payload;
 mod persistent;
 mod remove;
+mod set_up;
 mod source;
 mod stats;
 mod sub_path;
@@ -33,21 +35,22 @@ mod sub_path;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::{HostPathVolumeSource, Pod, Volume};
+use k8s_openapi::api::core::v1::{Pod, Volume};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_metrics::Registry;
 use longshore_pod::spec;
 use tokio::sync::RwLock;
 
 pub use claims::ClaimError;
-pub use csi::{Amount, Error as CsiError, Usage};
-pub use devices::Devices;
+pub use csi::Error as CsiError;
+pub use devices::{Devices, InUse};
 pub use error::Error;
+pub use mounted::{Mounted, PodMounts};
 pub use ownership::Ownership;
-pub use stats::{Filling, Lasting};
+pub use stats::{Condition, Filling, Lasting};
 pub use sub_path::{SubPath, validate as validate_sub_path};
 
 use crate::objects::{Changed, Objects};
@@ -57,28 +60,9 @@ use csi::Csi;
 use dir::Dir;
 use error::if_exists;
 use host::tools::Tools;
-use medium::Medium;
 use metrics::Metrics;
-use payload::{Payload, Sources, fs_group};
-use persistent::Persistent;
 use source::{Source, kind_of};
-use stats::Standing;
-
-/// Where one volume of a pod lies.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Mounted {
-    /// Its name where it lies: that in the pod, or that of the PersistentVolume.
-    pub name: String,
-    /// The path on the host.
-    pub path: PathBuf,
-    /// Whether containers may only read it, whatever their mounts say.
-    pub read_only: bool,
-    /// For a block volume: the path of its device, which containers are given as it is.
-    pub device: Option<PathBuf>,
-}
-
-/// The volumes of a pod by their name.
-pub type PodMounts = BTreeMap<String, Mounted>;
+use stats::{Stand, Standing};
 
 /// Sets up and takes down the volumes of pods. A cheap handle.
 #[derive(Clone)]
@@ -138,6 +122,16 @@ impl Volumes {
         Self { inner: Arc::new(inner) }
     }
 
+    /// With claims of volumes in use looked at so often, for whether they are to grow.
+    #[must_use]
+    pub fn looking_every(mut self, period: Duration) -> Self {
+        // Nobody else has a handle yet.
+        if let Some(inner) = Arc::get_mut(&mut self.inner) {
+            inner.csi.look_every(period);
+        }
+        self
+    }
+
     /// What pods share below their volumes.
     pub fn devices(&self) -> &Devices {
         &self.inner.devices
@@ -146,17 +140,6 @@ impl Volumes {
     /// Takes back what an earlier daemon has left of volumes that no pod uses any more.
     pub async fn unstage_unused(self) {
         csi::recover(&self.inner).await;
-    }
-
-    /// How full a volume of a pod is, by the name that it has among the node's, as its driver tells;
-    /// `None`: no driver does, so that its file system may be asked.
-    pub async fn told_by_driver(
-        &self,
-        uid: &str,
-        volume: &str,
-        block: bool,
-    ) -> Result<Option<Usage>, Error> {
-        csi::stats(&self.inner, uid, volume, block).await
     }
 
     /// Where a pod's directory is or would be.
@@ -176,8 +159,8 @@ impl Volumes {
             let lasting = persistent.as_ref().map(|persistent| &persistent.spec_name);
             mounted.name.clone_from(lasting.unwrap_or(&volume.name));
             if source.outlives_pod() {
-                let (uid, path) = (spec::uid(pod), &mounted.path);
-                self.inner.standing.note(uid, &volume.name, path);
+                let stand = Stand::new(&source, &mounted);
+                self.inner.standing.note(spec::uid(pod), &volume.name, stand);
             }
             Ok((volume.name.clone(), mounted))
         });
@@ -244,108 +227,6 @@ impl Volumes {
     ) -> Result<Vec<u8>, Error> {
         let (volume, path) = (volume.to_owned(), PathBuf::from(path));
         blocking(move || sub_path::read(&volume, &path, limit)).await
-    }
-
-    async fn set_up(
-        &self,
-        pod: &Pod,
-        volume: &Volume,
-        source: &Source<'_>,
-    ) -> Result<Mounted, Error> {
-        let (uid, name, began) = (spec::uid(pod), &volume.name, Instant::now());
-        let outcome = self.set_up_source(pod, name, source).await;
-        self.inner.metrics.set_up(uid, name, source.plugin(), began, &outcome);
-        outcome.map_err(|error| match source {
-            Source::Persistent(persistent) => persistent.failed(error),
-            _ => error.of_volume(error::SET_UP, name),
-        })
-    }
-
-    /// What the claim of a volume, or the volume itself, leads to.
-    async fn persistent(&self, pod: &Pod, volume: &Volume) -> Result<Option<Persistent>, Error> {
-        let client = self.inner.objects.client();
-        let bound = claims::bound(client, pod, volume).await.map_err(|source| Error::Claim {
-            volume: volume.name.clone(),
-            source: Box::new(source),
-        })?;
-        match &bound {
-            Some(bound) => Persistent::of_claim(bound)
-                .map(Some)
-                .map_err(|error| error.of_volume(error::SET_UP, &volume.name)),
-            None => Ok(Persistent::of_pod(volume)),
-        }
-    }
-
-    async fn set_up_source(
-        &self,
-        pod: &Pod,
-        name: &str,
-        source: &Source<'_>,
-    ) -> Result<Mounted, Error> {
-        let Inner { objects, allocatable, .. } = &*self.inner;
-        let sources = Sources { pod, objects, allocatable };
-        let memory = || Medium::memory(None, pod, allocatable);
-        let (plugin, medium, payload) = match source {
-            Source::HostPath(source) => return host_path(source).await,
-            Source::Persistent(persistent) => {
-                return self.set_up_persistent(pod, persistent).await;
-            }
-            Source::EmptyDir(source) => {
-                return self.empty_dir(pod, name, Medium::of(source, pod, allocatable)?).await;
-            }
-            Source::ConfigMap(source) => {
-                let payload = sources.config_map_volume(source).await?;
-                (layout::CONFIG_MAP, Medium::Disk, payload)
-            }
-            Source::Secret(source) => {
-                (layout::SECRET, memory(), sources.secret_volume(source).await?)
-            }
-            // On memory as upstream: a pod's annotations may be as private as a secret.
-            Source::DownwardApi(source) => {
-                (layout::DOWNWARD_API, memory(), sources.downward_api_volume(source)?)
-            }
-            Source::Projected(source) => {
-                (layout::PROJECTED, memory(), sources.projected_volume(source).await?)
-            }
-        };
-        self.write(pod, name, plugin, medium, payload).await
-    }
-
-    async fn empty_dir(&self, pod: &Pod, name: &str, medium: Medium) -> Result<Mounted, Error> {
-        let path = self.volume_path(pod, layout::EMPTY_DIR, name)?;
-        let (name, group) = (name.to_owned(), fs_group(pod));
-        self.in_pod_dir(spec::uid(pod), move |pod| empty_dir::set_up(pod, &name, medium, group))
-            .await?;
-        Ok(Mounted { path, ..Mounted::default() })
-    }
-
-    /// Puts data into a volume of its own.
-    async fn write(
-        &self,
-        pod: &Pod,
-        name: &str,
-        plugin: &'static str,
-        medium: Medium,
-        payload: Payload,
-    ) -> Result<Mounted, Error> {
-        let path = self.volume_path(pod, plugin, name)?;
-        let mount_points = nested::mount_points(pod, name)?;
-        let (name, group) = (name.to_owned(), fs_group(pod));
-        self.in_pod_dir(spec::uid(pod), move |pod| {
-            let volume = empty_dir::make(&layout::volumes_dir(pod, plugin)?, &name, medium)?;
-            if let Some(group) = group {
-                volume.give_to_group(group, atomic::READABLE)?;
-            }
-            nested::make_mount_points(&volume, &mount_points)?;
-            atomic::write(&volume, &payload, group)
-        })
-        .await?;
-        Ok(Mounted { path, read_only: true, ..Mounted::default() })
-    }
-
-    fn volume_path(&self, pod: &Pod, plugin: &str, name: &str) -> Result<PathBuf, Error> {
-        let name = layout::component("volume name", name)?;
-        Ok(self.pod_dir(spec::uid(pod)).join(layout::VOLUMES).join(plugin).join(name))
     }
 
     /// Works in a pod's directory, which is made if it is absent.
@@ -423,13 +304,6 @@ async fn in_pods(
         pods.map_or(Ok(()), |pods| work(&pods, uid.as_ref()))
     })
     .await
-}
-
-async fn host_path(source: &HostPathVolumeSource) -> Result<Mounted, Error> {
-    let path = PathBuf::from(&source.path);
-    let source = source.clone();
-    blocking(move || host_path::set_up(&source)).await?;
-    Ok(Mounted { path, ..Mounted::default() })
 }
 
 /// Runs file work where it may block.

@@ -26,7 +26,7 @@ pub(super) async fn set_up(task: &Task<'_>, source: &NFSVolumeSource) -> Result<
     tools.find(HELPER)?;
     let target = task.make_target(layout::NFS).await?;
     let read_only = persistent.read_only;
-    let mounted = Mounted { path: target.clone(), read_only, ..Mounted::default() };
+    let mounted = Mounted { read_only, ..Mounted::at(target.clone()) };
     if is_mounted(target.clone()).await? {
         return Ok(mounted);
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{
     CSIPersistentVolumeSource, CSIVolumeSource, HostPathVolumeSource, LocalVolumeSource,
-    NFSVolumeSource, NodeSelector, PersistentVolumeSpec, Pod, Volume,
+    NFSVolumeSource, NodeSelector, PersistentVolume, PersistentVolumeSpec, Pod, Volume,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_pod::spec;
@@ -16,7 +16,9 @@ use super::devices::Devices;
 use super::error::{self, Error};
 use super::iscsi::{self, Disk};
 use super::ownership::Ownership;
-use super::{Inner, Mounted, Volumes, csi, host_path, layout, local, nfs};
+use super::set_up::host_path;
+use super::stats::Driven;
+use super::{Inner, Mounted, Volumes, csi, layout, local, nfs};
 
 /// The mount options of a PersistentVolume from before it had a field for them; they come first.
 const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
@@ -39,6 +41,8 @@ pub(super) struct Persistent {
     /// What the volume holds, and what its claim was told that it does.
     pub(super) capacity: Option<Quantity>,
     pub(super) claim_capacity: Option<Quantity>,
+    /// The group that may use it, which containers are to be in.
+    pub(super) group: Option<i64>,
     /// The name of the claim that leads there.
     pub(super) claim: Option<String>,
 }
@@ -94,6 +98,7 @@ impl Persistent {
             reachable: affinity.and_then(|affinity| affinity.required.clone()),
             capacity: storage(spec.capacity.as_ref()),
             claim_capacity: storage(status.and_then(|status| status.capacity.as_ref())),
+            group: group(&bound.volume),
             claim: bound.claim.metadata.name.clone(),
         })
     }
@@ -120,6 +125,7 @@ impl Persistent {
             reachable: None,
             capacity: None,
             claim_capacity: None,
+            group: None,
             claim: None,
         })
     }
@@ -127,6 +133,7 @@ impl Persistent {
     /// Why it could not be set up, in upstream's words.
     pub(super) fn failed(&self, error: Error) -> Error {
         let operation = match (&error, self.block) {
+            (Error::NotAttached, _) => error::VERIFY,
             (Error::OtherNodes, false) => error::CHECK,
             (Error::OtherNodes, true) => error::MAP_CHECK,
             (Error::NoLocal(_) | Error::NotLocal, false) => error::LOOK,
@@ -141,6 +148,13 @@ impl Persistent {
     /// Whether it is a directory of the node.
     pub(super) fn is_host_path(&self) -> bool {
         matches!(self.source, PersistentSource::HostPath(_))
+    }
+
+    /// What its driver knows it by, if it has one.
+    pub(super) fn driven(&self) -> Option<Driven> {
+        let is_driven =
+            matches!(self.source, PersistentSource::Csi(_) | PersistentSource::CsiInline(_));
+        is_driven.then(|| Driven { name: self.spec_name.clone(), block: self.block })
     }
 
     /// The name of what sets it up, as upstream counts it.
@@ -201,9 +215,11 @@ impl Volumes {
     ) -> Result<Mounted, Error> {
         layout::component("volume name", &persistent.spec_name)?;
         layout::component("pod UID", spec::uid(pod))?;
-        if let PersistentSource::Csi(source) = &persistent.source {
-            let task = Task { node: &self.inner, pod, persistent };
-            csi::until_attached(&task, source).await?;
+        let task = Task { node: &self.inner, pod, persistent };
+        match &persistent.source {
+            PersistentSource::Csi(source) => csi::until_attached(&task, source).await?,
+            PersistentSource::Iscsi(disk) => iscsi::until_attached(&task, disk).await?,
+            _ => {}
         }
         let guard = self.lock(spec::uid(pod)).read_owned().await;
         let (inner, pod, persistent) = (Arc::clone(&self.inner), pod.clone(), persistent.clone());
@@ -211,24 +227,32 @@ impl Volumes {
             let _guard = guard;
             let task = Task { node: &inner, pod: &pod, persistent: &persistent };
             task.check_reachable()?;
-            match &persistent.source {
+            let mounted = match &persistent.source {
                 PersistentSource::HostPath(_) if !persistent.mount_options.is_empty() => {
-                    Err(Error::MountOptions)
+                    return Err(Error::MountOptions);
                 }
                 PersistentSource::HostPath(source) => {
                     let read_only = persistent.read_only;
-                    let mounted = host_path(source).await?;
-                    Ok(Mounted { read_only, ..mounted })
+                    Mounted { read_only, ..host_path(source).await? }
                 }
-                PersistentSource::Local(source) => local::set_up(&task, source).await,
-                PersistentSource::Nfs(source) => nfs::set_up(&task, source).await,
-                PersistentSource::Iscsi(disk) => iscsi::set_up(&task, disk).await,
-                PersistentSource::Csi(source) => csi::set_up(&task, source).await,
-                PersistentSource::CsiInline(source) => csi::set_up_inline(&task, source).await,
-            }
+                PersistentSource::Local(source) => local::set_up(&task, source).await?,
+                PersistentSource::Nfs(source) => nfs::set_up(&task, source).await?,
+                PersistentSource::Iscsi(disk) => iscsi::set_up(&task, disk).await?,
+                PersistentSource::Csi(source) => csi::set_up(&task, source).await?,
+                PersistentSource::CsiInline(source) => csi::set_up_inline(&task, source).await?,
+            };
+            Ok(Mounted { group: persistent.group, ..mounted })
         });
         work.await.unwrap_or(Err(Error::Interrupted))
     }
+}
+
+/// The annotation of a PersistentVolume that names the group which may use it.
+const GROUP: &str = "pv.beta.kubernetes.io/gid";
+
+/// The group in the annotation; what is no number is ignored there, as it always was.
+fn group(volume: &PersistentVolume) -> Option<i64> {
+    volume.metadata.annotations.as_ref()?.get(GROUP)?.parse().ok()
 }
 
 /// The drivers that have taken over kinds of volume which were part of Kubernetes once.

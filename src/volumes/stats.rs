@@ -7,27 +7,49 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
 use longshore_pod::spec;
 
 use super::error::Error;
-use super::{Volumes, blocking};
+use super::source::Source;
+use super::{Mounted, Volumes, blocking, csi};
 use crate::stats::FileSystem;
 
+/// What figures of file systems are said to come from.
+const FILE_SYSTEM: &str = "statfs";
+
 /// A volume that outlives its pod, as it stands for one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lasting {
     /// Its name in the pod.
     pub name: String,
     /// The claim that leads to it, if one does.
     pub claim: Option<String>,
-    /// Where it is mounted.
+    /// The UID of the pod.
+    uid: String,
+    stand: Stand,
+}
+
+/// Where a lasting volume stands, and who can tell of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Stand {
     path: PathBuf,
+    driven: Option<Driven>,
+}
+
+/// A volume of a CSI driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Driven {
+    /// Its name among those of the node.
+    pub(super) name: String,
+    /// Whether it is a device.
+    pub(super) block: bool,
 }
 
 /// What a volume can hold and holds; 0 where nobody knows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filling {
     /// Bytes in all, for those who may write, and in use.
     pub capacity: u64,
@@ -41,26 +63,45 @@ pub struct Filling {
     pub inodes_free: u64,
     /// Inodes that are in use.
     pub inodes_used: u64,
-    /// Whether its driver says that something is wrong with it.
-    pub abnormal: Option<bool>,
+    /// How it is, if it has a driver that says so.
+    pub condition: Option<Condition>,
+}
+
+/// How a volume is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Condition {
+    /// Whether something is wrong with it.
+    pub abnormal: bool,
+    /// What, in the driver's words.
+    pub message: String,
 }
 
 /// The lasting volumes that stand, by the UID of their pod and by their name in it.
 #[derive(Default)]
-pub(super) struct Standing(Mutex<HashMap<String, BTreeMap<String, PathBuf>>>);
+pub(super) struct Standing(Mutex<Pods>);
+
+type Pods = HashMap<String, BTreeMap<String, Stand>>;
+
+impl Stand {
+    pub(super) fn new(source: &Source<'_>, mounted: &Mounted) -> Self {
+        let driven = match source {
+            Source::Persistent(persistent) => persistent.driven(),
+            _ => None,
+        };
+        Self { path: mounted.path.clone(), driven }
+    }
+}
 
 impl Standing {
-    pub(super) fn note(&self, uid: &str, volume: &str, path: &Path) {
-        let mut pods = self.pods();
-        let volumes = pods.entry(uid.to_owned()).or_default();
-        volumes.insert(volume.to_owned(), path.to_owned());
+    pub(super) fn note(&self, uid: &str, volume: &str, stand: Stand) {
+        self.pods().entry(uid.to_owned()).or_default().insert(volume.to_owned(), stand);
     }
 
     pub(super) fn forget(&self, uid: &str) {
         self.pods().remove(uid);
     }
 
-    fn pods(&self) -> MutexGuard<'_, HashMap<String, BTreeMap<String, PathBuf>>> {
+    fn pods(&self) -> MutexGuard<'_, Pods> {
         // No code panics while it holds the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -73,23 +114,45 @@ impl Volumes {
         let Some(known) = standing.get(spec::uid(pod)) else { return Vec::new() };
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         let lasting = volumes.filter_map(|volume| {
-            let path = known.get(&volume.name)?.clone();
-            Some(Lasting { name: volume.name.clone(), claim: claim(pod, volume), path })
+            let stand = known.get(&volume.name)?.clone();
+            let (name, uid) = (volume.name.clone(), spec::uid(pod).to_owned());
+            Some(Lasting { name, claim: claim(pod, volume), uid, stand })
         });
         lasting.collect()
     }
 
-    /// What is in a volume. Waits as long as its file system or its driver lets it.
+    /// What is in a volume: as its driver tells, or else as its file system does. Waits as long as
+    /// they let it; of a driver, until its call is given up.
     pub async fn filling(&self, lasting: &Lasting) -> Result<Filling, Error> {
-        let path = lasting.path.clone();
-        blocking(move || {
+        if let Some(driven) = &lasting.stand.driven
+            && let Some(told) = csi::stats(&self.inner, &lasting.uid, driven).await?
+        {
+            return Ok(told);
+        }
+        let (path, began) = (lasting.stand.path.clone(), Instant::now());
+        let found = blocking(move || {
             let found = match path.metadata() {
                 Ok(file) if file.file_type().is_block_device() => device(&path),
                 _ => FileSystem::of(&path).map(Filling::from),
             };
             found.map_err(|error| Error::io("look at the file system of", &path, error))
-        })
-        .await
+        });
+        let found = found.await;
+        self.inner.metrics.collected(FILE_SYSTEM, began);
+        found
+    }
+
+    /// Tells a pod that something is wrong with its volume.
+    pub fn warn_of_condition(&self, pod: &Pod, volume: &Lasting, condition: &Condition) {
+        let message = format!("Volume {}: {}", volume.name, condition.message);
+        self.inner.announcer.pod(pod, true, "VolumeConditionAbnormal", &message);
+    }
+}
+
+impl Lasting {
+    /// Whether a driver may be asked how full it is, which may cost it more than a look.
+    pub fn is_driven(&self) -> bool {
+        self.stand.driven.is_some()
     }
 }
 
@@ -110,7 +173,7 @@ fn claim(pod: &Pod, volume: &Volume) -> Option<String> {
 impl Lasting {
     /// One that a claim leads to.
     pub(crate) fn of_claim(name: &str, claim: &str) -> Self {
-        Self { name: name.to_owned(), claim: Some(claim.to_owned()), path: PathBuf::new() }
+        Self { name: name.to_owned(), claim: Some(claim.to_owned()), ..Self::default() }
     }
 }
 
@@ -123,7 +186,7 @@ impl From<FileSystem> for Filling {
             inodes: known.inodes,
             inodes_free: known.inodes_free,
             inodes_used: known.inodes.saturating_sub(known.inodes_free),
-            abnormal: None,
+            condition: None,
         }
     }
 }

@@ -74,6 +74,7 @@ impl Hands {
         let failed = |error: crate::volumes::Error| Failure {
             reason: error.reason(),
             message: error.to_string(),
+            rejects: error.rejects(),
         };
         mounted.map(Arc::new).map_err(failed)
     }
@@ -115,9 +116,8 @@ impl Hands {
         for id in old {
             self.tools.runtime.stop_sandbox(self.uid(), &id).await.map_err(killing)?;
         }
-        self.tools.runtime.create_dirs(&self.pod).await.map_err(|error| Failure {
-            reason: "Failed",
-            message: format!("error making pod data directories: {error}"),
+        self.tools.runtime.create_dirs(&self.pod).await.map_err(|error| {
+            Failure::new("Failed", format!("error making pod data directories: {error}"))
         })?;
         let mounting = recall.run_until_cancelled(self.mounted());
         let (mounts, made) = match volumes {
@@ -155,14 +155,14 @@ impl Hands {
             debug!(pod = describe(&self.pod), %error, "no look for what a failed call has left");
         }
         made.map_err(|error| match error {
-            Error::Cgroup(error) => Failure {
-                reason: "FailedCreatePodContainer",
-                message: format!("unable to ensure pod container exists: {error}"),
-            },
-            error => Failure {
-                reason: "FailedCreatePodSandBox",
-                message: format!("Failed to create pod sandbox: {error}"),
-            },
+            Error::Cgroup(error) => Failure::new(
+                "FailedCreatePodContainer",
+                format!("unable to ensure pod container exists: {error}"),
+            ),
+            error => Failure::new(
+                "FailedCreatePodSandBox",
+                format!("Failed to create pod sandbox: {error}"),
+            ),
         })
     }
 
@@ -193,7 +193,7 @@ impl Hands {
             Some(sandbox) => {
                 let message =
                     format!("error killing pod: sandbox {} stands after its stop", sandbox.id);
-                Outcome::Failed(Failure { reason: "FailedKillPod", message })
+                Outcome::Failed(Failure::new("FailedKillPod", message))
             }
         }
     }
@@ -323,5 +323,5 @@ impl Hands {
 }
 
 fn killing(error: Error) -> Failure {
-    Failure { reason: "FailedKillPod", message: format!("error killing pod: {error}") }
+    Failure::new("FailedKillPod", format!("error killing pod: {error}"))
 }

@@ -71,6 +71,15 @@ pub(super) struct Resized {
 pub(super) struct Failure {
     pub(super) reason: &'static str,
     pub(super) message: String,
+    /// The reason for which the pod cannot run on this node at all, if it is one.
+    pub(super) rejects: Option<&'static str>,
+}
+
+impl Failure {
+    /// One after which it is tried again.
+    pub(super) fn new(reason: &'static str, message: String) -> Self {
+        Self { reason, message, rejects: None }
+    }
 }
 
 /// What is known of a step under way.

@@ -90,7 +90,7 @@ impl Task {
     }
 
     /// End the pod for a reason of the node's own.
-    fn decide(&mut self, end: End) {
+    pub(super) fn decide(&mut self, end: End) {
         let allowed = end.grace.unwrap_or_else(|| grace(&self.pod));
         self.verdict.get_or_insert(end.verdict);
         self.begin_end(allowed, Why::Decided);

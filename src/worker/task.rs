@@ -24,7 +24,7 @@ use super::place::Place;
 use super::resize::Resizing;
 use super::steps::{Outcome, Steps};
 use super::stopwatch::Stopwatch;
-use super::{Order, Phase, Tools, Why};
+use super::{End, Order, Phase, Tools, Why};
 use crate::admission::Seat;
 use crate::resources::allocation::Decision;
 use crate::runtime::{Present, describe};
@@ -278,12 +278,22 @@ impl Task {
             Outcome::Failed(failure) => {
                 let (reason, message) = (failure.reason, failure.message);
                 debug!(pod = describe(&self.pod), reason, message, "step failed");
+                if let Some(reason) = failure.rejects {
+                    return self.reject(reason, &message);
+                }
                 self.mount_failed |= matches!(reason, "FailedMount" | "FailedMapVolume");
                 self.tools.announcer.pod(&self.pod, true, reason, &message);
                 self.trouble = Some(message);
                 self.retry_at = Some(self.next_retry("", now));
             }
         }
+    }
+
+    /// The pod cannot run on this node, and says so for whoever makes another.
+    fn reject(&mut self, reason: &str, message: &str) {
+        self.tools.announcer.pod(&self.pod, true, reason, message);
+        let verdict = Verdict::failed(reason, format!("Pod was rejected: {message}"));
+        self.decide(End { verdict, grace: None });
     }
 
     /// What the pod as a whole needs is there (again).

@@ -8,6 +8,8 @@
     missing_docs
 )]
 
+pub mod csi;
+
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -215,6 +217,12 @@ pub fn manifest(name: &str, restart: &str, containers: Value) -> String {
 
 /// The answer of a node's read-only port.
 pub async fn ask(node: Ipv4Addr, path: &str) -> Result<Value, String> {
+    let body = ask_text(node, path).await?;
+    serde_json::from_str(&body).map_err(|error| format!("{error}: {body}"))
+}
+
+/// The same as text.
+pub async fn ask_text(node: Ipv4Addr, path: &str) -> Result<String, String> {
     let ask = async {
         let mut connection = tokio::net::TcpStream::connect((node, 10255)).await?;
         let request = format!("GET {path} HTTP/1.0\r\nHost: node\r\n\r\n");
@@ -223,8 +231,7 @@ pub async fn ask(node: Ipv4Addr, path: &str) -> Result<Value, String> {
         connection.read_to_string(&mut answer).await.map(|_| answer)
     };
     let answer = ask.await.map_err(|error: std::io::Error| error.to_string())?;
-    let body = answer.split_once("\r\n\r\n").ok_or(answer.clone())?.1;
-    serde_json::from_str(body).map_err(|error| format!("{error}: {answer}"))
+    answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).ok_or(answer)
 }
 
 /// Runs until it is told to stop, and then stops at once.

@@ -199,7 +199,9 @@ impl Driver {
     ) -> Result<NodeGetVolumeStatsResponse> {
         let call = self.call("NodeGetVolumeStats");
         let request = call.request(request);
-        call.answer(self.node().node_get_volume_stats(request)).await
+        let answer = call.answer(self.node().node_get_volume_stats(request)).await?;
+        call.demand(!answer.usage.is_empty(), "usage")?;
+        Ok(answer)
     }
 
     fn node(&self) -> NodeClient<Channel> {

@@ -78,7 +78,7 @@ impl Figures {
             stats,
             desired,
             volumes,
-            lasting: volumes::Known::default(),
+            lasting: volumes::Known::new(config.gates.enabled("CSIVolumeHealth")),
             facts: Facts::read(runtime),
             node_name: config.node_name.clone(),
             disks: Terms { renewed: good.min(DISK_AGE), good, patience: DISK_PATIENCE },

@@ -19,8 +19,11 @@ use crate::volumes::{Filling, Lasting, Volumes};
 const FORGET: Duration = Duration::from_secs(600);
 
 /// What is known of volumes, by the UID of their pod and their name in it.
-#[derive(Default)]
-pub(super) struct Known(Mutex<HashMap<Key, (Instant, Figure<Reading>)>>);
+pub(super) struct Known {
+    /// Whether it is told how volumes are, as their drivers say.
+    tells_health: bool,
+    figures: Mutex<HashMap<Key, (Instant, Figure<Reading>)>>,
+}
 
 type Key = (String, String);
 
@@ -37,6 +40,10 @@ pub(super) struct Told {
 }
 
 impl Known {
+    pub(super) fn new(tells_health: bool) -> Self {
+        Self { tells_health, figures: Mutex::default() }
+    }
+
     /// The volumes of those pods by UID, as they are known on those terms.
     pub(super) async fn read(
         &self,
@@ -45,11 +52,11 @@ impl Known {
         terms: Terms,
     ) -> HashMap<String, Vec<Told>> {
         let all = pods.iter().flat_map(|pod| {
-            volumes.lasting(pod).into_iter().map(|volume| (spec::uid(pod).to_owned(), volume))
+            volumes.lasting(pod).into_iter().map(|volume| (Arc::clone(pod), volume))
         });
-        let readings = all.map(async |(uid, volume)| {
-            let reading = self.one(volumes, &uid, &volume, terms).await?;
-            Some((uid, Told { volume, reading }))
+        let readings = all.map(async |(pod, volume)| {
+            let reading = self.one(volumes, &pod, &volume, terms).await?;
+            Some((spec::uid(&pod).to_owned(), Told { volume, reading }))
         });
         let mut by_uid: HashMap<String, Vec<Told>> = HashMap::new();
         for (uid, told) in join_all(readings).await.into_iter().flatten() {
@@ -61,16 +68,24 @@ impl Known {
     async fn one(
         &self,
         volumes: &Volumes,
-        uid: &str,
+        pod: &Arc<Pod>,
         volume: &Lasting,
         terms: Terms,
     ) -> Option<Arc<Reading>> {
-        let figure = self.figure(uid, volume);
-        let (volumes, asked) = (volumes.clone(), volume.clone());
+        let figure = self.figure(spec::uid(pod), volume);
+        // A driver is not asked more often than the config wants.
+        let renewed = if volume.is_driven() { terms.good } else { terms.renewed };
+        let terms = Terms { renewed, ..terms };
+        let (volumes, pod, asked) = (volumes.clone(), Arc::clone(pod), volume.clone());
+        let tells_health = self.tells_health;
         let read = || async move {
             let at = Timestamp::now();
             let filling = volumes.filling(&asked).await.map_err(Error::of)?;
-            Ok(Reading { at, filling })
+            let condition = filling.condition.clone().filter(|_| tells_health);
+            if let Some(condition) = condition.as_ref().filter(|condition| condition.abnormal) {
+                volumes.warn_of_condition(&pod, &asked, condition);
+            }
+            Ok(Reading { at, filling: Filling { condition, ..filling } })
         };
         figure.known(terms, read).await
     }
@@ -78,7 +93,7 @@ impl Known {
     fn figure(&self, uid: &str, volume: &Lasting) -> Figure<Reading> {
         let now = Instant::now();
         // No code panics while it holds the lock.
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (uid.to_owned(), volume.name.clone());
         if !known.contains_key(&key) {
             known.retain(|_, (asked, _)| now.duration_since(*asked) < FORGET);
@@ -110,7 +125,7 @@ const FAMILIES: [FamilyOf; 7] = [
     (
         "kubelet_volume_stats_health_status_abnormal",
         "Whether the driver of the volume says that something is wrong with it: 1, or 0",
-        |f| f.abnormal.map(u64::from),
+        |f| f.condition.as_ref().map(|condition| u64::from(condition.abnormal)),
     ),
 ];
 
@@ -146,6 +161,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::volumes::Condition;
 
     #[test]
     fn each_claim_is_told_once_however_many_pods_share_it() {
@@ -153,8 +169,9 @@ mod tests {
             let metadata = json!({"name": uid, "namespace": "ns", "uid": uid});
             Arc::new(serde_json::from_value(json!({"metadata": metadata})).unwrap())
         };
-        let told = |claim: &str, used, abnormal| {
-            let filling = Filling { capacity: 100, used, abnormal, ..Filling::default() };
+        let told = |claim: &str, used, abnormal: Option<bool>| {
+            let condition = abnormal.map(|abnormal| Condition { abnormal, ..Condition::default() });
+            let filling = Filling { capacity: 100, used, condition, ..Filling::default() };
             let reading = Arc::new(Reading { at: Timestamp::UNIX_EPOCH, filling });
             Told { volume: Lasting::of_claim("v", claim), reading }
         };

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use kube::api::Api;
+use longshore_csi::Code;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::super::devices::Held;
@@ -18,7 +19,7 @@ use super::paths::{BlockPlace, Place, attachment_name};
 use super::request::Volume;
 
 /// How long a volume may take to be attached before that is an error.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// Pauses between looks. Nodes may not watch attachments; but their own object, which is watched,
 /// says as well what is attached.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -32,7 +33,7 @@ pub(super) async fn enter(task: &Task<'_>, volume: &Volume<'_>) -> Result<(), su
     if task.persistent.access_modes == [ONE_POD] && is_used_by_others(task, &held).await? {
         return Err(Error::InUse.into());
     }
-    held.enter(task.uid());
+    held.enter_attached(task.uid(), volume.policy.attaches());
     Ok(())
 }
 
@@ -61,14 +62,23 @@ impl Csi {
         let name = attachment_name(handle, driver, self.node_name());
         let client = self.client(|| format!("get VolumeAttachment {name}"))?;
         let api = Api::<VolumeAttachment>::all(client.clone());
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + self.attach_patience;
         let mut pause = FIRST_PAUSE;
-        let mut told = false;
+        let (mut told, mut limit) = (false, None);
         loop {
             let reason = match timeout_at(deadline, within(api.get_opt(&name))).await {
                 Ok(Ok(Some(attachment))) => match judge(&attachment) {
                     Judgement::Attached(context) => return Ok(context),
-                    Judgement::Failed(reason) => return Err(Error::Attachment(reason)),
+                    Judgement::Failed { reason, exhausted } => {
+                        if !exhausted || !volume.policy.updates_allocatable() {
+                            return Err(Error::Attachment(reason));
+                        }
+                        if limit.is_none() {
+                            self.note_exhausted(driver);
+                        }
+                        limit = Some(reason.clone());
+                        Some(reason)
+                    }
                     Judgement::NotYet => Some("it is not attached yet".to_owned()),
                 },
                 Ok(Ok(None)) => Some(format!("there is no VolumeAttachment {name}")),
@@ -85,7 +95,10 @@ impl Csi {
             }
             if Instant::now() >= deadline {
                 let (driver, volume) = (driver.to_owned(), handle.clone());
-                return Err(Error::NotAttached { driver, volume, reason });
+                return Err(match limit {
+                    Some(reason) => Error::AttachLimit(reason),
+                    None => Error::NotAttached { driver, volume, reason },
+                });
             }
             pause = pause.mul_f64(1.5).min(LONGEST_PAUSE);
         }
@@ -97,20 +110,28 @@ pub(super) enum Judgement {
     /// With what its driver has told about it.
     Attached(BTreeMap<String, String>),
     NotYet,
-    Failed(String),
+    Failed {
+        reason: String,
+        /// Whether the node has no room for it.
+        exhausted: bool,
+    },
 }
 
 /// What an attachment says.
 pub(super) fn judge(attachment: &VolumeAttachment) -> Judgement {
     if attachment.metadata.deletion_timestamp.is_some() {
-        return Judgement::Failed("volume attachment is being deleted".to_owned());
+        let reason = "volume attachment is being deleted".to_owned();
+        return Judgement::Failed { reason, exhausted: false };
     }
     let Some(status) = &attachment.status else { return Judgement::NotYet };
     if status.attached {
         return Judgement::Attached(status.attachment_metadata.clone().unwrap_or_default());
     }
     match &status.attach_error {
-        Some(error) => Judgement::Failed(error.message.clone().unwrap_or_default()),
+        Some(error) => Judgement::Failed {
+            reason: error.message.clone().unwrap_or_default(),
+            exhausted: error.error_code == Some(Code::ResourceExhausted as i32),
+        },
         None => Judgement::NotYet,
     }
 }

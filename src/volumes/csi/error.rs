@@ -40,6 +40,9 @@ pub enum Error {
     /// The volume cannot be attached to the node, or is being detached.
     #[error("{0}")]
     Attachment(String),
+    /// The node has no room for it, and none was made in time.
+    #[error("Node has reached its volume attachment limit: {0}")]
+    AttachLimit(String),
     /// A secret that the driver needs could not be had.
     #[error("fetching {field} {namespace}/{name} failed: {reason}")]
     Secret {
@@ -91,12 +94,27 @@ pub(super) fn is_under_way(error: &super::super::Error) -> bool {
     }
 }
 
+/// Whether the driver has no room for another volume on the node.
+pub(super) fn is_exhausted(error: &super::super::Error) -> bool {
+    match error {
+        super::super::Error::Csi(Error::Call(call)) => {
+            call.code() == Some(longshore_csi::Code::ResourceExhausted)
+        }
+        super::super::Error::Csi(Error::Stage(error)) => is_exhausted(error),
+        _ => false,
+    }
+}
+
 impl Error {
     /// What was to be done, in upstream's words.
     pub(in crate::volumes) fn operation(&self, block: bool) -> &'static str {
         match (self, block) {
-            (Self::NotAttached { .. } | Self::Attachment(_), false) => "MountVolume.WaitForAttach",
-            (Self::NotAttached { .. } | Self::Attachment(_), true) => "MapVolume.WaitForAttach",
+            (Self::NotAttached { .. } | Self::Attachment(_) | Self::AttachLimit(_), false) => {
+                "MountVolume.WaitForAttach"
+            }
+            (Self::NotAttached { .. } | Self::Attachment(_) | Self::AttachLimit(_), true) => {
+                "MapVolume.WaitForAttach"
+            }
             (Self::Stage(_), false) => "MountVolume.MountDevice",
             (Self::Stage(_), true) => "MapVolume.SetUpDevice",
             (Self::Expand(_), false) => "MountVolume.NodeExpandVolume",

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
     ObjectReference, PersistentVolumeClaim, PersistentVolumeClaimCondition,
-    PersistentVolumeClaimStatus,
+    PersistentVolumeClaimStatus, Pod,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -16,14 +16,15 @@ use longshore_csi::v1::{CapacityRange, NodeExpandVolumeRequest};
 use longshore_pod::{qos, spec};
 use serde_json::{Value, json};
 
-use super::super::Error;
-use super::super::persistent::Task;
+use super::super::persistent::{Persistent, Task};
+use super::super::{Error, Inner};
 use super::api::within;
 use super::error;
 use super::paths::{BlockPlace, Place};
 use super::request::Volume;
 
-const STORAGE: &str = "storage";
+/// What claims and volumes have their size under.
+pub(super) const STORAGE: &str = "storage";
 const PENDING: &str = "NodeResizePending";
 const IN_PROGRESS: &str = "NodeResizeInProgress";
 const INFEASIBLE: &str = "NodeResizeInfeasible";
@@ -38,62 +39,124 @@ pub(super) enum Step {
     /// Nothing, as far as the node is concerned.
     None,
     /// The volume is to have that many bytes.
-    Expand {
-        size: Quantity,
-        /// Whether the claim keeps account of each step; older controllers' do not.
-        accounted: bool,
-    },
+    Expand { size: Quantity, account: Account },
+}
+
+/// What the claim is told of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Account {
+    /// Each step.
+    Steps,
+    /// The end alone: older controllers keep account of nothing else.
+    End,
+    /// Nothing: another node, which has the volume too, has told it.
+    Nothing,
+}
+
+/// How far a volume has come.
+#[derive(Debug, PartialEq)]
+pub(super) enum Grown {
+    /// It had the size that it should have.
+    Before,
+    /// It has just got this size.
+    Now(Quantity),
+    /// The controller, or whoever looks after the claim, has yet to do their part.
+    NotYet,
+    /// The driver can do it only when no pod has the volume.
+    InUse,
 }
 
 /// Has the driver make the volume as large as it should be, if it is to be larger than the claim
 /// was told. A driver that can do that only to volumes out of use holds up nothing.
-pub(super) async fn expand(task: &Task<'_>, volume: &Volume<'_>) -> Result<(), Error> {
+pub(super) async fn expand(task: &Task<'_>, volume: &Volume<'_>) -> Result<Grown, Error> {
     let persistent = task.persistent;
-    let Some(capacity) = &persistent.capacity else { return Ok(()) };
-    let Some(claim_name) = &persistent.claim else { return Ok(()) };
+    let Some(capacity) = &persistent.capacity else { return Ok(Grown::Before) };
     if !is_less(persistent.claim_capacity.as_ref(), capacity) {
-        return Ok(());
+        return Ok(Grown::Before);
     }
-    let namespace = spec::namespace(task.pod);
-    let action = || format!("get PVC {namespace}/{claim_name}");
-    let client = task.node.csi.client(action)?.clone();
-    let claims = Api::<PersistentVolumeClaim>::namespaced(client, namespace);
-    let failed = |reason| error::Error::Api { action: action(), reason };
-    let claim = within(claims.get(claim_name)).await.map_err(failed)?;
-    let unknown = PersistentVolumeClaimStatus::default();
-    let Step::Expand { size, accounted } =
-        step(claim.status.as_ref().unwrap_or(&unknown), capacity)
-    else {
-        return Ok(());
-    };
-    if persistent.read_only {
-        let message = "requested read-only file system";
-        say(task, &claim, true, "FileSystemResizeFailed", &failure(task, message));
-        return Ok(());
+    match claim(task.node, task.pod, persistent).await? {
+        Some(claim) => expand_to(task, volume, claim, None).await,
+        None => Ok(Grown::Before),
     }
-    let work = Work { task, volume, claims, claim };
-    work.run(&size, accounted).await
 }
 
-/// What a claim asks of the node.
-pub(super) fn step(status: &PersistentVolumeClaimStatus, capacity: &Quantity) -> Step {
-    let of = |amounts: &Option<BTreeMap<String, Quantity>>| amounts.as_ref()?.get(STORAGE).cloned();
+/// The claim that leads to a volume, as it is now.
+pub(super) async fn claim(
+    node: &Inner,
+    pod: &Pod,
+    persistent: &Persistent,
+) -> Result<Option<PersistentVolumeClaim>, Error> {
+    let Some(name) = &persistent.claim else { return Ok(None) };
+    let namespace = spec::namespace(pod);
+    let action = || format!("get PVC {namespace}/{name}");
+    let client = node.csi.client(action)?.clone();
+    let claims = Api::<PersistentVolumeClaim>::namespaced(client, namespace);
+    let failed = |reason| error::Error::Api { action: action(), reason };
+    Ok(Some(within(claims.get(name)).await.map_err(failed)?))
+}
+
+/// The same with the claim at hand, and of a volume that pods use, with the size that it has here.
+pub(super) async fn expand_to(
+    task: &Task<'_>,
+    volume: &Volume<'_>,
+    claim: PersistentVolumeClaim,
+    here: Option<i128>,
+) -> Result<Grown, Error> {
+    let Some(capacity) = &task.persistent.capacity else { return Ok(Grown::Before) };
+    let unknown = PersistentVolumeClaimStatus::default();
+    let status = claim.status.as_ref().unwrap_or(&unknown);
+    let Step::Expand { size, account } = step(status, capacity, here) else {
+        let told = of(&status.capacity);
+        return Ok(if is_less(told.as_ref(), capacity) { Grown::NotYet } else { Grown::Before });
+    };
+    if task.persistent.read_only {
+        let message = "requested read-only file system";
+        say(task, &claim, true, "FileSystemResizeFailed", &failure(task, message));
+        return Ok(Grown::NotYet);
+    }
+    let namespace = spec::namespace(task.pod);
+    let client = task.node.csi.client(|| format!("update PVCs of {namespace}"))?.clone();
+    let work = Work { task, volume, claims: Api::namespaced(client, namespace), claim };
+    work.run(&size, account).await
+}
+
+fn of(amounts: &Option<BTreeMap<String, Quantity>>) -> Option<Quantity> {
+    amounts.as_ref()?.get(STORAGE).cloned()
+}
+
+/// What a claim asks of the node, where the volume has the size `here` if that is known.
+pub(super) fn step(
+    status: &PersistentVolumeClaimStatus,
+    capacity: &Quantity,
+    here: Option<i128>,
+) -> Step {
     let stage = status.allocated_resource_statuses.as_ref();
     let stage = stage.and_then(|statuses| statuses.get(STORAGE)).map(String::as_str);
     let allocated = of(&status.allocated_resources);
     match (stage, allocated) {
-        _ if !is_less(of(&status.capacity).as_ref(), capacity) => Step::None,
+        _ if !is_less(of(&status.capacity).as_ref(), capacity) => match stage.is_none() {
+            true if here.is_some_and(|here| here < bytes(capacity)) => {
+                Step::Expand { size: capacity.clone(), account: Account::Nothing }
+            }
+            _ => Step::None,
+        },
         (Some(PENDING | IN_PROGRESS), size) => {
-            Step::Expand { size: size.unwrap_or_else(|| capacity.clone()), accounted: true }
+            let size = size.unwrap_or_else(|| capacity.clone());
+            Step::Expand { size, account: Account::Steps }
         }
-        (None, None) => Step::Expand { size: capacity.clone(), accounted: false },
+        (None, None) => Step::Expand { size: capacity.clone(), account: Account::End },
         // The controller has not come to the node's part yet, or has given up.
         _ => Step::None,
     }
 }
 
 fn is_less(known: Option<&Quantity>, capacity: &Quantity) -> bool {
-    known.and_then(qos::milli).unwrap_or(0) < qos::milli(capacity).unwrap_or(0)
+    known.map_or(0, bytes) < bytes(capacity)
+}
+
+/// A size in thousandths of bytes, as quantities may have them; what is no number is nothing.
+pub(super) fn bytes(quantity: &Quantity) -> i128 {
+    qos::milli(quantity).unwrap_or(0)
 }
 
 struct Work<'a> {
@@ -104,7 +167,8 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    async fn run(&self, size: &Quantity, accounted: bool) -> Result<(), Error> {
+    async fn run(&self, size: &Quantity, account: Account) -> Result<Grown, Error> {
+        let accounted = account == Account::Steps;
         let node = self.task.node.csi.node_name();
         if !self.volume.able.expand {
             // There is nothing that the node could do, and nothing that the pod could wait for.
@@ -114,7 +178,7 @@ impl Work<'_> {
                 let message = failure(self.task, &why);
                 say(self.task, &self.claim, true, "VolumeResizeFailed", &message);
             }
-            return Ok(());
+            return Ok(Grown::InUse);
         }
         if accounted {
             self.tell(json!({"allocatedResourceStatuses": {STORAGE: IN_PROGRESS}})).await?;
@@ -126,7 +190,10 @@ impl Work<'_> {
                 let message =
                     format!("MountVolume.NodeExpandVolume succeeded for volume {name:?} {node}");
                 say(self.task, &self.claim, false, "FileSystemResizeSuccessful", &message);
-                self.tell(finished(&self.claim, size)).await
+                if account != Account::Nothing {
+                    self.tell(finished(&self.claim, size)).await?;
+                }
+                Ok(Grown::Now(size.clone()))
             }
             Err(error) => {
                 let message = failure(self.task, &error.to_string());
@@ -136,7 +203,7 @@ impl Work<'_> {
                 }
                 match error.code() {
                     // In use: it is done when no pod has it.
-                    Some(Code::FailedPrecondition) => Ok(()),
+                    Some(Code::FailedPrecondition) => Ok(Grown::InUse),
                     _ => Err(error::Error::Expand(error).into()),
                 }
             }

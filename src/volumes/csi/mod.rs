@@ -10,6 +10,7 @@ mod block;
 mod context;
 mod error;
 mod expand;
+mod growth;
 mod mount;
 mod notes;
 mod paths;
@@ -20,7 +21,8 @@ mod staging;
 mod stats;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{CSIPersistentVolumeSource, CSIVolumeSource};
 use kube::Client;
@@ -31,26 +33,52 @@ pub use error::Error;
 pub(super) use paths::{device_of_block, device_of_mount};
 pub(super) use staging::recover;
 pub(super) use stats::stats;
-pub use stats::{Amount, Usage};
 
 use super::devices::Left;
 use super::persistent::Task;
 use super::{Inner, Mounted};
 use crate::plugins::Drivers;
+use growth::Sizes;
 use request::Volume;
+
+/// How often claims of volumes in use are looked at, if the config says nothing else.
+const LOOK: Duration = Duration::from_secs(60);
 
 /// What volumes of drivers are set up with.
 pub(super) struct Csi {
     drivers: Drivers,
     client: Option<Client>,
-    /// The tasks that publish volumes anew from time to time, by pod and volume.
-    republishing: Mutex<HashMap<(String, String), AbortHandle>>,
+    /// How often claims of volumes in use are looked at.
+    look: Duration,
+    /// How long a volume may take to be attached.
+    attach_patience: Duration,
+    sizes: Sizes,
+    /// The tasks that see to volumes while pods use them, by pod and volume.
+    chores: Mutex<Chores>,
+}
+
+type Chores = HashMap<(String, String), HashMap<Chore, AbortHandle>>;
+
+/// What there is to do for a volume while a pod uses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Chore {
+    /// To publish it anew from time to time.
+    Republish,
+    /// To make it larger when its claim is.
+    Grow,
 }
 
 impl Csi {
     /// The volumes of these drivers.
     pub(super) fn new(drivers: Drivers, client: Option<Client>) -> Self {
-        Self { drivers, client, republishing: Mutex::default() }
+        let (sizes, chores) = Default::default();
+        let attach_patience = attach::PATIENCE;
+        Self { drivers, client, look: LOOK, attach_patience, sizes, chores }
+    }
+
+    /// From here on, claims of volumes in use are looked at so often.
+    pub(super) fn look_every(&mut self, period: Duration) {
+        self.look = period;
     }
 
     fn node_name(&self) -> &str {
@@ -61,16 +89,39 @@ impl Csi {
         self.drivers.get(name).ok_or_else(|| Error::NotRegistered(name.to_owned()))
     }
 
-    /// Notes the task that publishes a volume anew, in the place of an earlier one.
-    fn republish_by(&self, uid: &str, volume: &str, task: Option<AbortHandle>) {
-        let mut tasks = self.republishing.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Notes the task that does a chore for a volume, in the place of an earlier one.
+    fn keep(&self, uid: &str, volume: &str, chore: Chore, task: AbortHandle) {
         let key = (uid.to_owned(), volume.to_owned());
-        let before = match task {
-            Some(task) => tasks.insert(key, task),
-            None => tasks.remove(&key),
-        };
-        if let Some(before) = before {
-            before.abort();
+        let before = self.chores().entry(key).or_default().insert(chore, task);
+        before.iter().for_each(AbortHandle::abort);
+    }
+
+    /// Ends all chores for a volume.
+    fn release(&self, uid: &str, volume: &str) {
+        let chores = self.chores().remove(&(uid.to_owned(), volume.to_owned()));
+        chores.iter().flat_map(HashMap::values).for_each(AbortHandle::abort);
+    }
+
+    fn chores(&self) -> MutexGuard<'_, Chores> {
+        // No code panics while it holds the lock.
+        self.chores.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where the driver had no room for a volume, has the cluster told how much it has.
+    fn note_room<T>(
+        &self,
+        driver: &str,
+        outcome: Result<T, super::Error>,
+    ) -> Result<T, super::Error> {
+        if outcome.as_ref().is_err_and(error::is_exhausted) {
+            self.note_exhausted(driver);
+        }
+        outcome
+    }
+
+    fn note_exhausted(&self, driver: &str) {
+        if let Some(exhausted) = self.drivers.exhausted(driver) {
+            exhausted.notify_one();
         }
     }
 }
@@ -95,12 +146,13 @@ pub(super) async fn set_up(
     source: &CSIPersistentVolumeSource,
 ) -> Result<Mounted, super::Error> {
     let volume = Volume::persistent(task, source).await?;
-    let mounted = if task.persistent.block {
-        block::set_up(task, &volume).await?
-    } else {
-        mount::set_up(task, &volume).await?
+    let mounted = match task.persistent.block {
+        true => block::set_up(task, &volume).await,
+        false => mount::set_up(task, &volume).await,
     };
-    expand::expand(task, &volume).await?;
+    let mounted = task.node.csi.note_room(&source.driver, mounted)?;
+    let grown = expand::expand(task, &volume).await?;
+    growth::follow(task, &volume, grown);
     Ok(mounted)
 }
 
@@ -110,7 +162,8 @@ pub(super) async fn set_up_inline(
     source: &CSIVolumeSource,
 ) -> Result<Mounted, super::Error> {
     let volume = Volume::inline(task, source).await?;
-    mount::set_up(task, &volume).await
+    let mounted = mount::set_up(task, &volume).await;
+    task.node.csi.note_room(&source.driver, mounted)
 }
 
 /// Takes a volume of a pod down, and sees to it that it is unstaged after its last user.
@@ -119,7 +172,7 @@ pub(super) async fn take_down(
     uid: &str,
     left: &Left,
 ) -> Result<(), super::Error> {
-    node.csi.republish_by(uid, &left.name, None);
+    node.csi.release(uid, &left.name);
     match left.block {
         true => block::take_down(node, uid, &left.name).await,
         false => mount::take_down(node, uid, &left.name).await,

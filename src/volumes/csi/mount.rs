@@ -11,6 +11,7 @@ use tracing::{debug, warn};
 use super::super::host::mounts::Table;
 use super::super::persistent::{Persistent, Task};
 use super::super::{Error, Inner, Mounted, blocking};
+use super::Chore;
 use super::error;
 use super::notes::Notes;
 use super::paths::{Place, device_name};
@@ -40,7 +41,14 @@ pub(super) async fn set_up(task: &Task<'_>, volume: &Volume<'_>) -> Result<Mount
         republish_later(task);
     }
     let read_only = task.persistent.read_only;
-    Ok(Mounted { path: place.mount, read_only, ..Mounted::default() })
+    let relabel = !read_only && volume.label().is_none() && has_labels(&place).await?;
+    Ok(Mounted { read_only, relabel, ..Mounted::at(place.mount) })
+}
+
+/// Whether the files of a volume can be given labels, now that it is mounted.
+async fn has_labels(place: &Place) -> Result<bool, Error> {
+    let path = place.mount.clone();
+    blocking(move || Ok(Table::read()?.has_labels(&path))).await
 }
 
 /// Whether the volume is published as it should be, since the machine was started.
@@ -164,7 +172,7 @@ fn republish_later(task: &Task<'_>) {
     let persistent = task.persistent.clone();
     let republishing = tokio::spawn(republish(node, pod, persistent));
     let handle = republishing.abort_handle();
-    task.node.csi.republish_by(task.uid(), &task.persistent.spec_name, Some(handle));
+    task.node.csi.keep(task.uid(), &task.persistent.spec_name, Chore::Republish, handle);
 }
 
 async fn republish(node: Arc<Inner>, pod: Pod, persistent: Persistent) {

@@ -42,6 +42,12 @@ impl Policy {
         self.says(|spec| spec.requires_republish) == Some(true)
     }
 
+    /// Whether the driver wants the cluster to know how many volumes it takes by now.
+    pub(super) fn updates_allocatable(&self) -> bool {
+        let period = self.0.as_ref().and_then(|spec| spec.node_allocatable_update_period_seconds);
+        period.is_some_and(|seconds| seconds > 0)
+    }
+
     /// Whether a file system may be mounted with a label.
     pub(super) fn mounts_labelled(&self) -> bool {
         self.says(|spec| spec.se_linux_mount) == Some(true)

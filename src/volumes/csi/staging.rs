@@ -133,6 +133,7 @@ async fn unstage_unless_used(node: Arc<Inner>, mut held: Option<Held>, staged: S
         match unstaged {
             Ok(()) => {
                 debug!(device, "volume unstaged");
+                node.csi.sizes.forget(&device);
                 return turn.leave(NOBODY);
             }
             Err(error) => {

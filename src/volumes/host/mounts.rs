@@ -12,6 +12,8 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 use crate::volumes::error::Error;
 
 const TABLE: &str = "/proc/self/mountinfo";
+/// The option that the kernel shows for file systems whose files can be relabelled.
+const LABELS: &[u8] = b"seclabel";
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +22,8 @@ struct Mount {
     point: PathBuf,
     /// What is mounted: `major:minor` of the file system, and the path of the root in it.
     what: (OsString, OsString),
+    /// Whether each of its files has an SELinux label of its own.
+    labels: bool,
 }
 
 /// The mounts of the node at one moment.
@@ -39,7 +43,11 @@ impl Table {
             let mut fields = line.split(|byte| *byte == b' ');
             let device = OsStr::from_bytes(fields.nth(2)?).to_owned();
             let root = unescaped(fields.next()?);
-            Some(Mount { point: unescaped(fields.next()?).into(), what: (device, root) })
+            let point = unescaped(fields.next()?).into();
+            // Behind the dash: kind, source, and options of the file system.
+            let options = fields.skip_while(|field| *field != b"-").nth(3).unwrap_or_default();
+            let labels = options.split(|byte| *byte == b',').any(|option| option == LABELS);
+            Some(Mount { point, what: (device, root), labels })
         });
         Self { mounts: mounts.collect() }
     }
@@ -47,6 +55,11 @@ impl Table {
     /// Whether something is mounted at that very path.
     pub(in crate::volumes) fn has(&self, path: &Path) -> bool {
         self.mounts.iter().any(|mount| mount.point == path)
+    }
+
+    /// Whether the files of what is mounted at that path have SELinux labels of their own.
+    pub(in crate::volumes) fn has_labels(&self, path: &Path) -> bool {
+        self.mounts.iter().rfind(|mount| mount.point == path).is_some_and(|mount| mount.labels)
     }
 
     /// The other places where what is mounted at that path is mounted too.
@@ -211,6 +224,20 @@ mod tests {
         assert_eq!(table.twins(Path::new("/pods/u4/vol")), [Path::new("/global")]);
         assert!(table.has(Path::new("/pods/u2/a blank")));
         assert!(!table.has(Path::new("/pods/u2")));
+    }
+
+    #[test]
+    fn files_have_labels_of_their_own_unless_the_mount_has_one() {
+        let table = table(&[
+            "26 22 7:0 / /own rw,relatime shared:3 master:1 - ext4 /dev/loop0 rw,seclabel,discard",
+            "27 22 7:1 / /one rw - ext4 /dev/loop1 rw,context=system_u:object_r:container_file_t:s0",
+            "28 22 7:2 / /none rw - ext4 /dev/seclabel rw",
+            "29 22 7:3 / /cut rw -",
+        ]);
+        for (path, expected) in [("/own", true), ("/one", false), ("/none", false), ("/cut", false)]
+        {
+            assert_eq!(table.has_labels(Path::new(path)), expected, "{path}");
+        }
     }
 
     #[test]

@@ -9,8 +9,10 @@ mod disk;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use longshore_pod::spec;
+use tokio::time::timeout;
 
 use super::block::Map;
 use super::devices::Left;
@@ -26,8 +28,35 @@ pub(super) use admin::Kernel;
 pub(super) use disk::Disk;
 
 pub(super) const PLUGIN: &str = "kubernetes.io/iscsi";
+/// The port of portals that name none, as it is inside of names.
+pub(super) const USUAL_PORT: &str = ":3260:";
 /// The note in the pod's directory that tells which disk its volume is.
 const NOTE: &str = "iscsi.json";
+
+/// How long a disk may take to be attached before that is an error.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Has the disk told to be in use on the node, and waits until the control plane says that the node
+/// may have it, where that is its business. Nothing is made yet that would have to be taken back.
+pub(super) async fn until_attached(task: &Task<'_>, disk: &Disk) -> Result<(), Error> {
+    let device = disk.device_name();
+    task.devices().hold(&device).await.enter(task.uid());
+    if !task.devices().are_attached_by_others() || stands(task).await? {
+        return Ok(());
+    }
+    match timeout(PATIENCE, task.devices().attached(&device)).await {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Error::NotAttached),
+    }
+}
+
+/// Whether the pod has it already.
+async fn stands(task: &Task<'_>) -> Result<bool, Error> {
+    let (plugin, name) = (layout::ISCSI.to_owned(), task.persistent.spec_name.clone());
+    let left = Left { block: task.persistent.block, plugin, name };
+    let path = left.path(&task.node.root, task.uid());
+    blocking(move || Ok(Table::read()?.has(&path) || path.is_symlink())).await
+}
 
 pub(super) async fn set_up(task: &Task<'_>, disk: &Disk) -> Result<Mounted, Error> {
     let (node, persistent) = (task.node, task.persistent);

@@ -2,8 +2,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::read;
 use super::world::{Disk, World, pod_with};
@@ -196,5 +201,38 @@ async fn what_another_daemon_has_set_up_is_taken_down() {
     assert_eq!(target.world.users().len(), 1);
     target.world.remove("u1").await;
     assert!(!target.path("session").exists());
+    target.world.assert_clean();
+}
+
+#[tokio::test]
+async fn a_disk_waits_for_the_control_plane_to_attach_it() {
+    let mut target = Target::start().await;
+    target.claim(json!({}));
+    let node = |attached: Value| -> Option<Arc<Node>> {
+        let managed = "volumes.kubernetes.io/controller-managed-attach-detach";
+        let metadata = json!({"name": "n1", "annotations": {managed: "true"}});
+        let node = json!({"metadata": metadata, "status": {"volumesAttached": attached}});
+        Some(Arc::new(serde_json::from_value(node).unwrap()))
+    };
+    let (known, told) = watch::channel(node(json!([])));
+    target.world.volumes.devices().follow_node(told.clone());
+    let pod = pod_with("u1", &["a"], json!({}));
+    let early = timeout(Duration::from_millis(500), target.world.mount(&pod)).await;
+    assert!(early.is_err(), "{early:?}");
+    assert_eq!(target.asked(), [""; 0]);
+    // A volume whose portal names no port is known without one.
+    let names = [format!("{PORTAL}:{IQN}:0"), format!("10.0.0.1:{IQN}:0")]
+        .map(|name| format!("kubernetes.io/iscsi/{name}"));
+    let in_use = target.world.volumes.devices().in_use().borrow().attached();
+    assert_eq!(in_use, names);
+    known.send_replace(node(json!([{"name": names[1], "devicePath": ""}])));
+    target.world.mount(&pod).await.unwrap();
+
+    // What stands is not waited for.
+    known.send_replace(node(json!([])));
+    target.world.restart();
+    target.world.volumes.devices().follow_node(told);
+    target.world.mount(&pod).await.unwrap();
+    target.world.remove("u1").await;
     target.world.assert_clean();
 }

@@ -26,6 +26,7 @@ async fn a_directory_is_bound_and_given_to_the_group() {
     let pod = pod_with("u1", &["a"], json!({"fsGroup": 1234}));
     let mounted = world.mount(&pod).await.unwrap()["a"].clone();
     assert_eq!(mounted.path, world.node(VOLUME));
+    assert!(mounted.relabel, "its files take the label of the containers");
     assert_eq!(read(mounted.path.join("sub/file")), "x");
     assert!(statvfs(&mounted.path).unwrap().flags().contains(FsFlags::ST_NOEXEC));
     let stat = fs::metadata(&file).unwrap();
@@ -52,7 +53,7 @@ async fn a_volume_to_be_read_only_is() {
     let mut pod = serde_json::to_value(pod_with("u1", &["a"], json!({"fsGroup": 1234}))).unwrap();
     pod["spec"]["volumes"][0]["persistentVolumeClaim"]["readOnly"] = json!(true);
     let mounted = world.mount(&serde_json::from_value(pod).unwrap()).await.unwrap()["a"].clone();
-    assert!(mounted.read_only);
+    assert!(mounted.read_only && !mounted.relabel);
     assert!(fs::write(mounted.path.join("file"), "y").is_err());
     assert_ne!(fs::metadata(file).unwrap().gid(), 1234);
     world.remove("u1").await;

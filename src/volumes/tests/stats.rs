@@ -30,7 +30,7 @@ async fn a_claim_is_as_full_as_df_says() {
         inodes: 100,
         inodes_free: 98,
         inodes_used: 2,
-        abnormal: None,
+        condition: None,
     };
     assert_eq!(world.volumes.filling(&lasting[0]).await.unwrap(), expected);
 

@@ -103,7 +103,7 @@ impl World {
 
     /// The devices in use and by whom.
     pub(super) fn users(&self) -> BTreeMap<String, BTreeSet<String>> {
-        self.volumes.devices().in_use().borrow().clone()
+        self.volumes.devices().in_use().borrow().users().clone()
     }
 
     /// Nothing is left of any pod or device.

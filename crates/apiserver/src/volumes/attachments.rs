@@ -1,8 +1,9 @@
 //! PURE: which volumes are to be attached to a node. A driver's attacher does it; this says what
-//! it is to do, by VolumeAttachments, and tells the node what was done.
+//! it is to do, by VolumeAttachments, and tells the node what was done. Disks that a node logs in to
+//! by itself (iSCSI) are attached when a pod wants them.
 //!
 //! Current limitations: a node that is gone for good keeps what it said that it uses; upstream
-//! takes volumes away from it after six minutes.
+//! takes volumes away from it after six minutes. An iSCSI disk is not kept from a second node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +16,21 @@ use crate::object;
 use crate::schema::value::{items, text};
 
 /// What unique names of CSI volumes begin with.
-pub(super) const PLUGIN: &str = "kubernetes.io/csi/";
+const CSI: &str = "kubernetes.io/csi/";
+/// What those of iSCSI disks begin with. Nodes log in to these by themselves, once they are told.
+const ISCSI: &str = "kubernetes.io/iscsi/";
+
+/// Whether a unique name is of a kind of volume that is attached here.
+pub(super) fn is_ours_to_tell(name: &str) -> bool {
+    name.starts_with(CSI) || name.starts_with(ISCSI)
+}
+
+/// The name that an iSCSI disk has on a node.
+pub(super) fn disk_name(source: &Value) -> Option<String> {
+    let portal = source["targetPortal"].as_str()?;
+    let (iqn, lun) = (text(&source["iqn"]), source["lun"].as_i64().unwrap_or(0));
+    Some(format!("{ISCSI}{portal}:{iqn}:{lun}"))
+}
 
 /// What is to happen for a node.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -33,7 +48,7 @@ pub(super) struct Plan {
 /// The name that a volume has on a node, whatever pod uses it: driver and handle.
 fn unique_name(volume: &Value) -> String {
     let csi = &volume["spec"]["csi"];
-    format!("{PLUGIN}{}^{}", text(&csi["driver"]), text(&csi["volumeHandle"]))
+    format!("{CSI}{}^{}", text(&csi["driver"]), text(&csi["volumeHandle"]))
 }
 
 /// The name under which every attacher and node looks for the attachment.
@@ -51,15 +66,19 @@ fn is_ours(name: &str) -> bool {
         .is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
-/// The volume behind a claim, if it has to be attached.
-fn attachable<'a>(world: &'a World, claim: &Key) -> Option<&'a Value> {
+/// The volume behind a claim.
+fn behind<'a>(world: &'a World, claim: &Key) -> Option<&'a Value> {
     let claim = world.claims.get(claim).filter(|claim| is_bound_for_good(claim))?;
     let volume = world.volumes.get(text(&claim["spec"]["volumeName"]))?;
-    let is_its = volume["spec"]["claimRef"]["uid"] == object::uid(claim);
-    let driver = volume["spec"]["csi"]["driver"].as_str()?;
+    (volume["spec"]["claimRef"]["uid"] == object::uid(claim)).then_some(volume)
+}
+
+/// Whether a volume has a driver that has to attach it.
+fn is_attachable(world: &World, volume: &Value) -> bool {
     let needs = |driver: &Value| driver["spec"]["attachRequired"] != false;
+    let driver = volume["spec"]["csi"]["driver"].as_str();
     // A driver that says nothing of itself has to be waited for.
-    (is_its && world.drivers.get(driver).is_none_or(needs)).then_some(volume)
+    driver.is_some_and(|driver| world.drivers.get(driver).is_none_or(needs))
 }
 
 /// The node that alone may have the volume, when it has it already.
@@ -85,14 +104,17 @@ pub(super) fn plan(world: &World, name: &str) -> Plan {
     }
     // By the name of the attachment: the volume, and a pod that wants it.
     let mut wanted: BTreeMap<String, (&Value, Key)> = BTreeMap::new();
+    let mut attached: BTreeSet<String> = BTreeSet::new();
     for (key, pod) in world.pods_on(name).filter(|(_, pod)| !pod.is_over) {
+        attached.extend(pod.disks.iter().cloned());
         for claim in pod.claims() {
-            if let Some(volume) = attachable(world, &(key.0.clone(), claim)) {
+            let Some(volume) = behind(world, &(key.0.clone(), claim)) else { continue };
+            attached.extend(disk_name(&volume["spec"]["iscsi"]));
+            if is_attachable(world, volume) {
                 wanted.entry(attachment_name(volume, name)).or_insert((volume, key.clone()));
             }
         }
     }
-    let mut attached: BTreeSet<String> = BTreeSet::new();
     let here = |attachment: &&Value| attachment["spec"]["nodeName"] == name;
     for attachment in world.attachments.values().filter(here) {
         let own = object::name(attachment);
@@ -119,8 +141,12 @@ pub(super) fn plan(world: &World, name: &str) -> Plan {
             None => plan.attach.push(attachment(&own, volume, name)),
         }
     }
-    // What others attached is theirs to tell.
-    attached.extend(node.attached.iter().filter(|name| !name.starts_with(PLUGIN)).cloned());
+    // A disk stays as long as it is used; what others attached is theirs to tell.
+    let stays = |name: &&String| match name.starts_with(ISCSI) {
+        true => node.in_use.contains(*name),
+        false => !is_ours_to_tell(name),
+    };
+    attached.extend(node.attached.iter().filter(stays).cloned());
     plan.attached = (attached != node.attached).then_some(attached);
     plan
 }

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::attachments::{self, PLUGIN};
+use super::attachments::{self, is_ours_to_tell};
 use super::binder::Told;
 use super::world::Key;
 use super::writes::Done;
@@ -64,8 +64,8 @@ impl Task<'_> {
         if let Some(attached) = plan.attached {
             let tell = |node: &mut Value| {
                 let others = items(&node["status"]["volumesAttached"]).iter();
-                let others = others.filter(|v| !text(&v["name"]).starts_with(PLUGIN)).cloned();
-                let own = attached.iter().filter(|name| name.starts_with(PLUGIN));
+                let others = others.filter(|v| !is_ours_to_tell(text(&v["name"]))).cloned();
+                let own = attached.iter().filter(|name| is_ours_to_tell(name));
                 let own = own.map(|name| json!({"devicePath": "", "name": name}));
                 let all: Vec<Value> = others.chain(own).collect();
                 child_mut(node, "status").insert("volumesAttached".into(), all.into());

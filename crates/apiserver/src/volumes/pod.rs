@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
+use super::attachments::disk_name;
 use crate::object;
 use crate::schema::value::{entries, items, text};
 
@@ -22,6 +23,8 @@ pub(super) struct Pod {
     named: Vec<String>,
     /// Its ephemeral volumes, with the templates of their claims.
     pub(super) ephemeral: Vec<(String, Value)>,
+    /// The iSCSI disks that it describes itself, by their unique names.
+    pub(super) disks: Vec<String>,
     /// It succeeded or failed.
     pub(super) is_over: bool,
     pub(super) is_deleting: bool,
@@ -46,6 +49,7 @@ impl Pod {
                     (text(&volume["name"]).to_owned(), template.clone())
                 })
                 .collect(),
+            disks: volumes.iter().filter_map(|volume| disk_name(&volume["iscsi"])).collect(),
             is_over: matches!(text(&pod["status"]["phase"]), "Succeeded" | "Failed"),
             is_deleting: object::is_deleting(pod),
             is_shut_down: object::is_deleting(pod)

@@ -216,7 +216,8 @@ impl World {
     fn concern_pod(&self, key: &Key, pod: &Pod, work: &mut BTreeSet<Item>) {
         work.insert(Item::Pod(key.clone()));
         work.extend(used(key, pod).map(Item::Claim));
-        if !pod.node.is_empty() && pod.claims().next().is_some() {
+        let has_volumes = pod.claims().next().is_some() || !pod.disks.is_empty();
+        if !pod.node.is_empty() && has_volumes {
             work.insert(Item::Node(pod.node.clone()));
         }
     }

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use longshore_csi::registration::RegistrationStatus;
 use longshore_csi::v1::node_service_capability::rpc;
 use longshore_csi::v1::{
-    NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
+    NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest, VolumeCondition,
+    VolumeUsage,
 };
 use longshore_csi::{Server, serve_driver, serve_registration};
 use tokio::net::UnixListener;
@@ -44,6 +45,10 @@ pub struct CsiOptions {
     pub topology: BTreeMap<String, String>,
     /// What it can do.
     pub capabilities: Vec<rpc::Type>,
+    /// How full it says that its volumes are; `None`: as they are.
+    pub usage: Option<Vec<VolumeUsage>>,
+    /// How it says that they are.
+    pub condition: VolumeCondition,
 }
 
 impl CsiOptions {
@@ -57,6 +62,8 @@ impl CsiOptions {
             max_volumes: 0,
             topology: BTreeMap::new(),
             capabilities: vec![rpc::Type::StageUnstageVolume, rpc::Type::GetVolumeStats],
+            usage: None,
+            condition: VolumeCondition { abnormal: false, message: "well".to_owned() },
         }
     }
 

@@ -1,6 +1,7 @@
 //! What a driver does to the machine: binds, and loop devices.
 use std::fs;
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use longshore_csi::v1::VolumeUsage;
@@ -94,8 +95,12 @@ pub(super) fn detach_all_below(dir: &Path) {
     }
 }
 
-/// How full the file system is.
+/// How full the file system is, or how large the device.
 pub(super) fn usage(path: &Path) -> Result<Vec<VolumeUsage>, Status> {
+    if path.metadata().is_ok_and(|file| file.file_type().is_block_device()) {
+        let total = i64::try_from(DEVICE_BYTES).unwrap_or(i64::MAX);
+        return Ok(vec![VolumeUsage { unit: Unit::Bytes.into(), total, ..VolumeUsage::default() }]);
+    }
     let stat = statvfs(path).map_err(|errno| match errno {
         Errno::ENOENT => Status::not_found(path.display().to_string()),
         errno => failed("look at", path, errno),

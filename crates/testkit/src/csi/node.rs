@@ -12,7 +12,7 @@ use longshore_csi::v1::{
     NodePublishVolumeRequest, NodePublishVolumeResponse, NodeServiceCapability,
     NodeStageVolumeRequest, NodeStageVolumeResponse, NodeUnpublishVolumeRequest,
     NodeUnpublishVolumeResponse, NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, ProbeRequest,
-    ProbeResponse, Topology, VolumeCapability, VolumeCondition,
+    ProbeResponse, Topology, VolumeCapability,
 };
 use tonic::{Request, Response, Status, async_trait};
 
@@ -140,8 +140,11 @@ impl Node for Service {
         let request = request.into_inner();
         self.0.enter("NodeGetVolumeStats", &request.volume_id).await?.due().await;
         let usage = mounts::usage(request.volume_path.as_ref())?;
-        let condition = VolumeCondition { abnormal: false, message: "well".to_owned() };
-        Ok(Response::new(NodeGetVolumeStatsResponse { usage, volume_condition: Some(condition) }))
+        let options = self.0.lock().options.clone();
+        Ok(Response::new(NodeGetVolumeStatsResponse {
+            usage: options.usage.unwrap_or(usage),
+            volume_condition: Some(options.condition),
+        }))
     }
 
     async fn node_expand_volume(

@@ -214,7 +214,10 @@ fn of_lasting(namespace: &str, told: &Told) -> VolumeStats {
         name: volume.name.clone(),
         pvc_ref: claim
             .map(|name| ClaimReference { name: name.clone(), namespace: namespace.to_owned() }),
-        volume_health_stats: filling.abnormal.map(|abnormal| VolumeHealthStats { abnormal }),
+        volume_health_stats: filling
+            .condition
+            .as_ref()
+            .map(|condition| VolumeHealthStats { abnormal: condition.abnormal }),
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod devices;
 mod faults;
+mod growth;
 mod mounts;
 mod pure;
 mod world;

@@ -4,14 +4,15 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
+use longshore_csi::Code;
 use longshore_csi::v1::node_service_capability::rpc::Type;
 use longshore_csi::v1::volume_capability::AccessType;
 use longshore_csi::v1::volume_capability::access_mode::Mode;
 use longshore_testkit::csi::CsiOptions;
+use longshore_testkit::fakecri::Fault;
 use serde_json::{Value, json};
 
 use super::super::paths::attachment_name;
-use super::super::stats;
 use super::world::{DRIVER, World, pod, unattached, until, user};
 use crate::volumes::Mounted;
 
@@ -175,8 +176,9 @@ async fn a_volume_is_attached_before_anything_else() {
     let early = tokio::time::timeout(Duration::from_millis(600), world.mount(&pod)).await;
     assert!(early.is_err(), "{early:?}");
     assert_eq!(world.calls(), Vec::<String>::new());
-    let in_use = world.volumes.devices().in_use().borrow().clone();
-    assert!(in_use.contains_key("kubernetes.io/csi/csi.example.com^handle-of-pv"), "{in_use:?}");
+    let in_use = world.volumes.devices().in_use();
+    let name = "kubernetes.io/csi/csi.example.com^handle-of-pv";
+    assert_eq!(in_use.borrow().attached(), [name], "told before it is attached");
     let status = |fields: Value| world.api.put(&path, json!({"spec": spec, "status": fields}));
     status(json!({"attached": false, "attachError": {"message": "no slot is free"}}));
     let error = world.mount(&pod).await.unwrap_err();
@@ -191,6 +193,35 @@ async fn a_volume_is_attached_before_anything_else() {
 }
 
 #[tokio::test]
+async fn a_volume_that_the_node_has_no_room_for_rejects_its_pod_in_the_end() {
+    let policy = json!({"nodeAllocatableUpdatePeriodSeconds": 60});
+    let mut world = World::start(CsiOptions::new(DRIVER), Value::Null).await;
+    let inner = std::sync::Arc::get_mut(&mut world.volumes.inner).unwrap();
+    inner.csi.attach_patience = Duration::from_millis(500);
+    world.volume("pv", json!({}));
+    let name = attachment_name("handle-of-pv", DRIVER, "n1");
+    let full = json!({"attached": false, "attachError": {"message": "full", "errorCode": 8}});
+    world.api.put(
+        &format!("/apis/storage.k8s.io/v1/volumeattachments/{name}"),
+        json!({
+            "spec": {"attacher": DRIVER, "nodeName": "n1", "source": {"persistentVolumeName": "pv"}},
+            "status": full,
+        }),
+    );
+    let pod = user("u1", "pv");
+    let error = world.volumes.mount(&pod).await.unwrap_err();
+    assert_eq!(error.rejects(), None, "the driver does not ask for that: {error}");
+    world.say(policy);
+    let error = world.volumes.mount(&pod).await.unwrap_err();
+    assert_eq!(error.rejects(), Some("VolumeAttachmentLimitExceeded"), "{error}");
+    assert!(error.to_string().ends_with("volume attachment limit: full"), "{error}");
+    let exhausted = world.exhausted();
+    exhausted.notified().await;
+    world.remove(&pod).await.unwrap();
+    world.until_clean().await;
+}
+
+#[tokio::test]
 async fn a_driver_that_wants_it_publishes_anew() {
     let policy = json!({"attachRequired": false, "requiresRepublish": true});
     let world = World::start(CsiOptions::new(DRIVER), policy).await;
@@ -200,8 +231,7 @@ async fn a_driver_that_wants_it_publishes_anew() {
     world.mount(&pod).await.unwrap();
     assert_eq!(world.calls(), ["Stage", "Publish", "Publish"]);
     // What the pod has is not taken from it by a driver that fails.
-    let fault =
-        longshore_testkit::fakecri::Fault::Error(longshore_csi::Code::Internal, "no".into());
+    let fault = Fault::Error(Code::Internal, "no".into());
     world.driver.inject("NodePublishVolume", fault);
     world.mount(&pod).await.unwrap();
     fs::write(mounted["data"].path.join("file"), "works").unwrap();
@@ -215,13 +245,32 @@ async fn the_driver_tells_how_full_a_volume_is() {
     let world = World::start(CsiOptions::new(DRIVER), unattached()).await;
     world.volume("pv", json!({}));
     let pod = user("u1", "pv");
-    let node = &world.volumes.inner;
-    assert_eq!(stats(node, "u1", "pv", false).await.unwrap(), None, "it is not there yet");
+    assert_eq!(world.volumes.lasting(&pod), [], "it is not there yet");
     world.mount(&pod).await.unwrap();
-    let usage = stats(node, "u1", "pv", false).await.unwrap().unwrap();
-    let bytes = usage.bytes.unwrap();
-    assert!(bytes.capacity >= bytes.available && bytes.capacity > 0, "{usage:?}");
-    assert!(usage.inodes.is_some() && usage.abnormal.is_none(), "{usage:?}");
+    let lasting = world.volumes.lasting(&pod).pop().unwrap();
+    assert!(lasting.is_driven());
+    let known = world.volumes.filling(&lasting).await.unwrap();
+    assert!(known.capacity >= known.available && known.capacity > 0, "{known:?}");
+    assert!(known.inodes > 0 && known.condition.is_none(), "{known:?}");
+    assert_eq!(world.driver.count("NodeGetVolumeStats"), 1);
+    let fault = Fault::Error(Code::Internal, "no answer".into());
+    world.driver.inject("NodeGetVolumeStats", fault);
+    let error = world.volumes.filling(&lasting).await.unwrap_err().to_string();
+    assert!(error.contains("no answer"), "its word is not replaced by another's: {error}");
+    world.remove(&pod).await.unwrap();
+    world.until_clean().await;
+}
+
+#[tokio::test]
+async fn where_the_driver_cannot_tell_the_file_system_does() {
+    let options = CsiOptions::new(DRIVER).with([Type::StageUnstageVolume]);
+    let world = World::start(options, unattached()).await;
+    world.volume("pv", json!({}));
+    let pod = user("u1", "pv");
+    world.mount(&pod).await.unwrap();
+    let lasting = world.volumes.lasting(&pod).pop().unwrap();
+    assert!(world.volumes.filling(&lasting).await.unwrap().capacity > 0);
+    assert_eq!(world.driver.count("NodeGetVolumeStats"), 0);
     world.remove(&pod).await.unwrap();
     world.until_clean().await;
 }
@@ -240,8 +289,7 @@ async fn a_volume_that_was_made_larger_is_expanded() {
     ]);
     world.api.put(path, claim);
     let pod = user("u1", "pv");
-    let fault =
-        longshore_testkit::fakecri::Fault::Error(longshore_csi::Code::Internal, "too soon".into());
+    let fault = Fault::Error(Code::Internal, "too soon".into());
     world.driver.inject("NodeExpandVolume", fault);
     let error = world.mount(&pod).await.unwrap_err();
     assert!(error.contains("code = Internal desc = too soon"), "{error}");

@@ -14,12 +14,13 @@ use serde_json::{Value, json};
 
 use super::super::attach::{Judgement, judge};
 use super::super::context::expiration;
-use super::super::expand::{Step, step};
+use super::super::expand::{Account, Step, bytes, step};
 use super::super::notes::{FILE, Notes};
 use super::super::paths::{BlockPlace, Place, attachment_name, device_name, inline_handle};
 use super::super::policy::{EPHEMERAL, GroupPolicy, PERSISTENT, Policy};
 use super::super::selinux::file_label;
-use super::super::stats::{Amount, Usage};
+use super::super::stats::filling;
+use crate::volumes::{Condition, Filling};
 
 fn policy(spec: Value) -> Policy {
     let spec: CSIDriverSpec = serde_json::from_value(spec).unwrap();
@@ -165,11 +166,18 @@ fn attachments_are_judged() {
         (json!({"status": {"attached": true, "attachmentMetadata": {"path": "/dev/x"}}}), attached),
         (
             json!({"status": {"attached": false, "attachError": {"message": "no slot"}}}),
-            Judgement::Failed("no slot".to_owned()),
+            Judgement::Failed { reason: "no slot".to_owned(), exhausted: false },
+        ),
+        (
+            json!({"status": {"attached": false, "attachError": {"message": "full", "errorCode": 8}}}),
+            Judgement::Failed { reason: "full".to_owned(), exhausted: true },
         ),
         (
             json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"attached": true}}),
-            Judgement::Failed("volume attachment is being deleted".to_owned()),
+            Judgement::Failed {
+                reason: "volume attachment is being deleted".to_owned(),
+                exhausted: false,
+            },
         ),
     ] {
         let mut object = json!({
@@ -184,8 +192,10 @@ fn attachments_are_judged() {
 
 #[test]
 fn the_claim_says_whether_the_node_is_to_resize() {
-    let expand =
-        |size: &str, accounted| Step::Expand { size: Quantity(size.to_owned()), accounted };
+    let expand = |size: &str, accounted| Step::Expand {
+        size: Quantity(size.to_owned()),
+        account: if accounted { Account::Steps } else { Account::End },
+    };
     for (status, expected) in [
         (json!({"capacity": {"storage": "2Gi"}}), Step::None),
         (json!({"capacity": {"storage": "1Gi"}}), expand("2Gi", false)),
@@ -215,7 +225,19 @@ fn the_claim_says_whether_the_node_is_to_resize() {
         ),
     ] {
         let parsed: PersistentVolumeClaimStatus = serde_json::from_value(status.clone()).unwrap();
-        assert_eq!(step(&parsed, &Quantity("2Gi".to_owned())), expected, "{status}");
+        assert_eq!(step(&parsed, &Quantity("2Gi".to_owned()), None), expected, "{status}");
+    }
+    // Another node has the volume too, and has told the claim.
+    let told: PersistentVolumeClaimStatus =
+        serde_json::from_value(json!({"capacity": {"storage": "2Gi"}})).unwrap();
+    let capacity = Quantity("2Gi".to_owned());
+    for (here, account) in [("1Gi", Some(Account::Nothing)), ("2Gi", None)] {
+        let here = bytes(&Quantity(here.to_owned()));
+        let expected = match account {
+            Some(account) => Step::Expand { size: capacity.clone(), account },
+            None => Step::None,
+        };
+        assert_eq!(step(&told, &capacity, Some(here)), expected);
     }
 }
 
@@ -252,15 +274,22 @@ fn usage_is_read_by_its_unit() {
         ],
         volume_condition: Some(VolumeCondition { abnormal: true, message: "slow".to_owned() }),
     };
-    assert_eq!(
-        Usage::of(&told),
-        Usage {
-            bytes: Some(Amount { capacity: 100, available: 60, used: 40 }),
-            inodes: Some(Amount { capacity: 10, available: 9, used: 0 }),
-            abnormal: Some("slow".to_owned()),
-        }
-    );
-    assert_eq!(Usage::of(&NodeGetVolumeStatsResponse::default()), Usage::default());
+    let known = Filling {
+        capacity: 100,
+        available: 60,
+        used: 40,
+        inodes: 10,
+        inodes_free: 9,
+        inodes_used: 0,
+        condition: None,
+    };
+    assert_eq!(filling(&told, false), known);
+    let condition = Some(Condition { abnormal: true, message: "slow".to_owned() });
+    assert_eq!(filling(&told, true), Filling { condition, ..known });
+    let silent = NodeGetVolumeStatsResponse::default();
+    assert_eq!(filling(&silent, false), Filling::default());
+    let condition = Some(Condition::default());
+    assert_eq!(filling(&silent, true), Filling { condition, ..Filling::default() });
 }
 
 proptest! {

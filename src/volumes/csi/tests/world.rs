@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -9,6 +10,7 @@ use longshore_metrics::Registry;
 use longshore_testkit::csi::{CsiDriver, CsiOptions};
 use longshore_testkit::wait_until;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::events::Recorder;
@@ -21,6 +23,8 @@ use crate::volumes::{PodMounts, Volumes};
 
 pub(super) const DRIVER: &str = "csi.example.com";
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How often claims are looked at.
+const LOOK: Duration = Duration::from_millis(50);
 
 pub(super) struct World {
     pub(super) volumes: Volumes,
@@ -60,6 +64,11 @@ impl World {
 
     pub(super) async fn until_registered(&self, expected: bool) {
         until("the driver is registered", || self.drivers.get(DRIVER).is_some() == expected).await;
+    }
+
+    /// What is notified when the driver has no room.
+    pub(super) fn exhausted(&self) -> Arc<Notify> {
+        self.drivers.exhausted(DRIVER).unwrap()
     }
 
     /// Another daemon in the place of the one that was.
@@ -116,7 +125,7 @@ impl World {
     /// Until nothing of any volume is left on the node.
     pub(super) async fn until_clean(&self) {
         wait_until(PATIENCE, "nothing is left", async || {
-            let users = self.volumes.devices().in_use().borrow().clone();
+            let users = self.volumes.devices().in_use().borrow().users().clone();
             match (self.root.mounts(), self.files(), users.is_empty()) {
                 (mounts, files, true) if mounts.is_empty() && files.is_empty() => Ok(()),
                 left => Err(format!("{left:?}")),
@@ -153,6 +162,7 @@ fn volumes(root: &Root, api: &Api, drivers: &Drivers) -> Volumes {
     let announcer = Announcer::new(Recorder::start(Some(api.client()), "n1").0);
     let (node, registry) = (root.join("node"), Registry::default());
     Volumes::new(node, objects, BTreeMap::new(), announcer, drivers.clone(), &registry)
+        .looking_every(LOOK)
 }
 
 pub(super) async fn until(what: &str, check: impl Fn() -> bool) {

@@ -66,6 +66,32 @@ fn volumes_are_attached_where_pods_use_them() {
 }
 
 #[test]
+fn a_node_is_told_of_disks_that_it_logs_in_to() {
+    let source = json!({"targetPortal": "192.0.2.1", "iqn": "iqn.2026-01.com.example:t", "lun": 3});
+    let name = "kubernetes.io/iscsi/192.0.2.1:iqn.2026-01.com.example:t:3".to_owned();
+    let disk = bound_volume(|v| {
+        v["spec"].as_object_mut().unwrap().remove("hostPath");
+        v["spec"]["iscsi"] = source.clone();
+    });
+    let mut own = pod("q", "n1", "other");
+    own["spec"]["volumes"] = json!([{"name": "v", "iscsi": source}]);
+    let base = [disk, bound_claim(|_| {})];
+    let plan_of = |extra: &[Value]| plan(&world(&[&base[..], extra].concat()), "n1");
+    for wants in [pod("p", "n1", "c"), own] {
+        let asked = plan_of(&[node("n1", "a"), wants.clone()]);
+        assert_eq!(asked.attached, Some([name.clone()].into()));
+        assert!(asked.attach.is_empty(), "nobody else attaches it");
+        let mut told = node("n1", "a");
+        told["status"]["volumesAttached"] = json!([{"name": name, "devicePath": ""}]);
+        assert_eq!(plan_of(&[told.clone(), wants]), Plan::default());
+        told["status"]["volumesInUse"] = json!([name]);
+        assert_eq!(plan_of(&[told.clone()]), Plan::default(), "it is still mounted");
+        told["status"]["volumesInUse"] = json!([]);
+        assert_eq!(plan_of(&[told]).attached, Some(BTreeSet::new()));
+    }
+}
+
+#[test]
 fn older_news_change_nothing() {
     let mut world = World::default();
     let mut work = BTreeSet::new();
