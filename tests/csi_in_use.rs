@@ -6,10 +6,10 @@ mod common;
 
 use std::time::Duration;
 
-use common::csi::{DRIVER, cluster_with, no_attach, until_called, volume, with_claim};
+use common::csi::{DRIVER, cluster_with, make, no_attach, until_called, volume, with_claim};
 use common::{Cluster, FOREVER, PATIENCE, ask, ask_text, run_of, script};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::{CSIDriver, CSINode};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, StorageClass};
 use kube::api::{Api, Patch, PatchParams};
 use longshore_csi::Code;
 use longshore_csi::v1::node_service_capability::rpc::Type;
@@ -20,7 +20,7 @@ use longshore_testkit::fakecri::Fault;
 use longshore_testkit::wait_until;
 use serde_json::{Value, json};
 
-async fn end(cluster: &Cluster, driver: CsiDriver, pods: &[&str]) {
+async fn end(cluster: Cluster, driver: CsiDriver, pods: &[&str]) {
     for pod in pods {
         cluster.delete(pod).await;
         cluster.until_gone(pod).await;
@@ -128,7 +128,7 @@ async fn a_driver_tells_how_full_its_volumes_are_and_how() {
     let asked = driver.count("NodeGetVolumeStats") - asked;
     assert!(asked <= 2, "each volume is asked for once: {asked}");
     driver.release("NodeGetVolumeStats");
-    end(&cluster, driver, &["web", "raw"]).await;
+    end(cluster, driver, &["web", "raw"]).await;
 }
 
 #[tokio::test]
@@ -136,7 +136,9 @@ async fn a_claim_that_grows_is_expanded_while_its_pod_runs() {
     let options = CsiOptions::new(DRIVER).with([Type::StageUnstageVolume, Type::ExpandVolume]);
     let config = json!({"syncFrequency": "1s"});
     let (cluster, driver) = cluster_with(config, options, no_attach()).await;
-    volume(&cluster, "pv", json!({})).await;
+    let class = json!({"provisioner": DRIVER, "allowVolumeExpansion": true});
+    make::<StorageClass>(&cluster, "grows", class).await;
+    volume(&cluster, "pv", json!({"storageClassName": "grows"})).await;
     let volumes: Api<PersistentVolume> = Api::all(cluster.client.clone());
     let merge = |patch: Value| Patch::Merge(patch);
     let params = PatchParams::default();
@@ -176,7 +178,7 @@ async fn a_claim_that_grows_is_expanded_while_its_pod_runs() {
     assert_eq!(asked.len(), 1);
     assert_eq!(asked[0].capacity_range.unwrap().required_bytes, 2 << 30);
     assert_eq!(run_of(&cluster.pod("web").await), before, "it runs on");
-    end(&cluster, driver, &["web"]).await;
+    end(cluster, driver, &["web"]).await;
 }
 
 #[tokio::test]
@@ -215,5 +217,5 @@ async fn the_cluster_hears_how_many_volumes_there_is_room_for() {
     let patch = Patch::Merge(json!({"spec": {"nodeAllocatableUpdatePeriodSeconds": 10}}));
     drivers.patch(DRIVER, &PatchParams::default(), &patch).await.unwrap();
     until_room(5).await;
-    end(&cluster, driver, &["web"]).await;
+    end(cluster, driver, &["web"]).await;
 }

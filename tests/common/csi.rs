@@ -77,8 +77,10 @@ pub async fn volume(cluster: &Cluster, name: &str, spec: Value) {
             "resources": {"requests": {"storage": "1Gi"}},
         },
     });
-    if spec["volumeMode"] == "Block" {
-        claim["spec"]["volumeMode"] = json!("Block");
+    for field in ["volumeMode", "storageClassName"] {
+        if !spec[field].is_null() {
+            claim["spec"][field] = spec[field].clone();
+        }
     }
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(cluster.client.clone(), "default");
     let claim: PersistentVolumeClaim = serde_json::from_value(claim).unwrap();
