@@ -60,6 +60,8 @@ fn at_least(page: &Page, name: &str, labels: &[(&str, &str)], least: f64) {
 fn web() -> Value {
     let mut spec = script(FOREVER);
     spec["volumes"] = json!([{"name": "own", "emptyDir": {}}, {"name": "info", "downwardAPI": {}}]);
+    spec["containers"][0]["volumeMounts"] =
+        json!([{"name": "own", "mountPath": "/own"}, {"name": "info", "mountPath": "/info"}]);
     let probe = json!({"exec": {"command": ["true"]}, "periodSeconds": 1});
     spec["containers"][0]["readinessProbe"] = probe;
     spec["containers"][0]["livenessProbe"] =
@@ -78,6 +80,7 @@ fn broken(image: bool) -> Value {
         false => {
             let file = json!({"path": "/nonexistent/file", "type": "File"});
             spec["volumes"] = json!([{"name": "none", "hostPath": file}]);
+            spec["containers"][0]["volumeMounts"] = json!([{"name": "none", "mountPath": "/none"}]);
         }
     }
     spec

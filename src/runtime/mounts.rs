@@ -97,7 +97,8 @@ impl Sources<'_> {
             "" => volume.path.clone(),
             path => {
                 let sub_path = SubPath {
-                    volume: &mount.name,
+                    volume: &volume.name,
+                    mount: &mount.name,
                     volume_path: &volume.path,
                     container: &self.container.name,
                     index,

@@ -11,10 +11,13 @@ use longshore_pod::spec;
 
 /// How long one request may take, so that a silent apiserver does not hold a pod's worker.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Keeps a claim that is being deleted for as long as pods use it, this one maybe since before the
+/// daemon started.
+const PROTECTION: &str = "kubernetes.io/pvc-protection";
 const BLOCK: &str = "Block";
 const FILE_SYSTEM: &str = "Filesystem";
 
-/// Why a claim of a pod leads to no volume that it can use yet.
+/// Why a claim of a pod, or a volume that it describes itself, leads to nothing that it can use yet.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
     /// The claim, or what it leads to, is not ready.
@@ -33,6 +36,9 @@ pub enum ClaimError {
         /// Namespace and name of the pod.
         pod: String,
     },
+    /// It leads to a volume of a kind that Kubernetes has no more.
+    #[error("failed to get Plugin from volumeSpec for volume {0:?} err=no volume plugin matched")]
+    NoPlugin(String),
     /// A container uses the volume in a way that it is not made for.
     #[error("volume {volume} has volumeMode {mode}, but is specified in {field}")]
     Mode {
@@ -51,7 +57,7 @@ pub enum Why {
     /// The claim could not be read.
     #[error("failed to fetch PVC from API server: {0}")]
     NoClaim(String),
-    /// It is being deleted: no pod may start with it any more.
+    /// It is being deleted, and nothing keeps it: no pod may start with it any more.
     #[error("PVC is being deleted")]
     Deleted,
     /// It is not bound, or has lost its volume.
@@ -150,7 +156,8 @@ where
 
 /// The name of the volume that the claim is bound to.
 fn check_claim(claim: &PersistentVolumeClaim) -> Result<&str, Why> {
-    if claim.metadata.deletion_timestamp.is_some() {
+    let protected = || claim.metadata.finalizers.iter().flatten().any(|own| own == PROTECTION);
+    if claim.metadata.deletion_timestamp.is_some() && !protected() {
         return Err(Why::Deleted);
     }
     let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());

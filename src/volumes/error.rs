@@ -12,9 +12,13 @@ use crate::objects;
 
 /// What is done to set up a volume: one with files, and one that is a device.
 pub(super) const SET_UP: &str = "MountVolume.SetUp";
+/// Looking what is to be mounted, before that.
+pub(super) const LOOK: &str = "MountVolume.NewMounter initialization";
 pub(super) const MAP: &str = "MapVolume.MapPodDevice";
 /// Looking whether it can be reached from the node, before that.
 pub(super) const CHECK: &str = "MountVolume.NodeAffinity check";
+/// Looking whether its kind takes mount options.
+pub(super) const OPTIONS: &str = "MountVolume.MountOptionSupport check";
 /// Looking whether the control plane has attached it.
 pub(super) const VERIFY: &str = "VerifyControllerAttachedVolume";
 pub(super) const MAP_CHECK: &str = "MapVolume.NodeAffinity check";
@@ -32,7 +36,7 @@ pub enum Error {
         /// What failed.
         source: Box<Error>,
     },
-    /// The claim of a volume does not lead to one that the pod can use.
+    /// The claim of a volume, or the volume, does not lead to one that the pod can use.
     #[error(
         "Unable to attach or mount volumes: unmounted volumes=[{volume}], unattached volumes=[], \
          failed to process volumes=[{volume}]: {source}"
@@ -40,7 +44,7 @@ pub enum Error {
     Claim {
         /// The volume's name in the pod.
         volume: String,
-        /// What is the matter with the claim.
+        /// What is the matter with it.
         source: Box<ClaimError>,
     },
     /// The volume of a claim cannot be reached from this node.
@@ -111,6 +115,9 @@ pub enum Error {
     /// A mount option that means nothing to a bind mount.
     #[error("mount option {0:?} cannot be applied to a bind mount")]
     MountOption(String),
+    /// A volume has mount options, and its kind takes none.
+    #[error("mount options are not supported for this volume type")]
+    MountOptions,
     /// A disk did not show up after its target was logged in.
     #[error("Timed out waiting for device at path {path} after {limit:?}")]
     NoDevice {
@@ -119,9 +126,15 @@ pub enum Error {
         /// How long it was waited for.
         limit: Duration,
     },
+    /// Nothing is where a local volume is said to be.
+    #[error("path {:?} does not exist", .0)]
+    NoLocal(PathBuf),
+    /// The path of a local volume leads backwards.
+    #[error("invalid path: {} must not contain '..'", .0.display())]
+    LocalBack(PathBuf),
     /// What a local volume names is neither a directory nor a block device.
-    #[error("only directory and block device are supported: {0} is neither")]
-    NotLocal(PathBuf),
+    #[error("only directory and block device are supported")]
+    NotLocal,
     /// What is to be given to containers as a device is none.
     #[error("{0} is not a block device")]
     NotBlock(PathBuf),
@@ -164,6 +177,12 @@ pub enum Error {
         /// Which rule it breaks.
         reason: &'static str,
     },
+    /// A host path leads backwards.
+    #[error("invalid HostPath `{0}`: must not contain '..'")]
+    HostPathBack(String),
+    /// A host path is to be of a type that nobody knows.
+    #[error("{0} is an invalid volume type")]
+    NoHostPathType(String),
     /// What stands at a host path is not of the type that the volume names.
     #[error("hostPath type check failed: {path} is not a {expected}")]
     HostPathType {
@@ -247,7 +266,18 @@ impl Error {
 
     /// The error as that of one volume.
     pub(super) fn of_volume(self, operation: &'static str, volume: &str) -> Self {
-        Self::SetUp { operation, volume: volume.to_owned(), source: Box::new(self) }
+        let volume = volume.to_owned();
+        match self {
+            // It did not come so far that something was done.
+            Self::Claim { source, .. } => Self::Claim { volume, source },
+            error => Self::SetUp { operation, volume, source: Box::new(error) },
+        }
+    }
+
+    /// A volume of that name is of a kind that Kubernetes has no more.
+    pub(super) fn no_plugin(volume: &str) -> Self {
+        let volume = volume.to_owned();
+        Self::Claim { source: Box::new(ClaimError::NoPlugin(volume.clone())), volume }
     }
 
     pub(super) fn io(action: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {

@@ -13,10 +13,8 @@ use super::error::Error;
 /// as everywhere on the host. Blocks as long as the file system does.
 pub(super) fn set_up(source: &HostPathVolumeSource) -> Result<(), Error> {
     let path = Path::new(&source.path);
-    let invalid =
-        |reason| Error::InvalidPath { what: "hostPath", path: source.path.clone(), reason };
     if path.components().any(|component| component == Component::ParentDir) {
-        return Err(invalid("must not contain '..'"));
+        return Err(Error::HostPathBack(source.path.clone()));
     }
     match source.type_.as_deref().unwrap_or_default() {
         "" => Ok(()),
@@ -27,11 +25,7 @@ pub(super) fn set_up(source: &HostPathVolumeSource) -> Result<(), Error> {
         "Socket" => check(source, FileType::is_socket, "socket file"),
         "CharDevice" => check(source, FileType::is_char_device, "character device"),
         "BlockDevice" => check(source, FileType::is_block_device, "block device"),
-        other => Err(Error::InvalidPath {
-            what: "hostPath type",
-            path: other.to_owned(),
-            reason: "is none of the known types",
-        }),
+        other => Err(Error::NoHostPathType(other.to_owned())),
     }
 }
 

@@ -2,6 +2,7 @@
 //! is mounted once for all its pods; or the device itself.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -120,20 +121,20 @@ pub(super) async fn unmount(path: PathBuf) -> Result<(), Error> {
 
 fn kind(path: &Path) -> Result<Kind, Error> {
     if path.components().any(|component| component == Component::ParentDir) {
-        return Err(Error::InvalidPath {
-            what: "local volume path",
-            path: path.display().to_string(),
-            reason: "must not contain '..'",
-        });
+        return Err(Error::LocalBack(path.to_owned()));
     }
-    let kind = fs::metadata(path).map_err(|error| Error::io("look at", path, error))?.file_type();
+    let kind = fs::metadata(path).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => Error::NoLocal(path.to_owned()),
+        _ => Error::io("look at", path, error),
+    });
+    let kind = kind?.file_type();
     match () {
         () if kind.is_dir() => {
             let direct = fs::canonicalize(path);
             direct.map(Kind::Directory).map_err(|error| Error::io("resolve", path, error))
         }
         () if kind.is_block_device() => Ok(Kind::Device),
-        () => Err(Error::NotLocal(path.to_owned())),
+        () => Err(Error::NotLocal),
     }
 }
 

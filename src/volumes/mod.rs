@@ -38,7 +38,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, Volume};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_metrics::Registry;
 use longshore_pod::spec;
@@ -147,18 +147,17 @@ impl Volumes {
         self.inner.root.join(layout::PODS).join(uid)
     }
 
-    /// Sets up all volumes of a pod, each on its own, and tells where they lie. What stands
-    /// already is kept, and data that changed is written anew. The error is that of the first
-    /// volume that failed; the others are set up all the same.
+    /// Sets up the volumes that containers of a pod use, each on its own, and tells where they lie.
+    /// What stands already is kept, and data that changed is written anew. The error is that of the
+    /// first volume that failed; the others are set up all the same.
     pub async fn mount(&self, pod: &Pod) -> Result<PodMounts, Error> {
-        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-        // An image is mounted by the runtime, straight into the container.
-        let volumes = volumes.filter(|volume| volume.image.is_none());
-        let set_ups = volumes.map(async |volume| {
+        let set_ups = used(pod).map(async |volume| {
             let persistent = self.persistent(pod, volume).await?;
             let source = Source::of(volume, persistent.as_ref())?;
             self.inner.metrics.wants(spec::uid(pod), &volume.name, source.plugin());
-            let mounted = self.set_up(pod, volume, &source).await?;
+            let mut mounted = self.set_up(pod, volume, &source).await?;
+            let lasting = persistent.as_ref().map(|persistent| &persistent.spec_name);
+            mounted.name.clone_from(lasting.unwrap_or(&volume.name));
             if source.outlives_pod() {
                 let stand = Stand::new(&source, &mounted);
                 self.inner.standing.note(spec::uid(pod), &volume.name, stand);
@@ -171,8 +170,7 @@ impl Volumes {
     /// Writes the data of a pod's volumes anew, of those that hold something of what changed. The
     /// error is that of the first volume that failed; the others are refreshed all the same.
     pub async fn refresh(&self, pod: &Pod, changed: &Changed) -> Result<(), Error> {
-        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-        let sources = volumes.filter_map(|volume| Some((volume, Source::of(volume, None).ok()?)));
+        let sources = used(pod).filter_map(|volume| Some((volume, Source::of(volume, None).ok()?)));
         let refreshes = sources
             .filter(|(volume, source)| source.has_data() && changed.touches(pod, volume))
             .map(async |(volume, source)| self.set_up(pod, volume, &source).await.map(drop));
@@ -207,14 +205,14 @@ impl Volumes {
     /// lives until [`Volumes::unmount`]; asking again for the same one gives the same.
     pub async fn sub_path(&self, uid: &str, sub_path: SubPath<'_>) -> Result<PathBuf, Error> {
         validate_sub_path(sub_path.path)?;
-        let volume = sub_path.volume.to_owned();
+        let (volume, mount) = (sub_path.volume.to_owned(), sub_path.mount.to_owned());
         let volume_path = sub_path.volume_path.to_owned();
         let (container, path) = (sub_path.container.to_owned(), sub_path.path.to_owned());
         let index = sub_path.index;
         self.in_pod_dir(uid, move |pod| {
-            let (volume, container, path) = (&volume, &container, &path);
+            let (volume, mount, container, path) = (&volume, &mount, &container, &path);
             let volume_path = &volume_path;
-            sub_path::bind(pod, SubPath { volume, volume_path, container, index, path })
+            sub_path::bind(pod, SubPath { volume, mount, volume_path, container, index, path })
         })
         .await
     }
@@ -283,6 +281,16 @@ impl Volumes {
         locks.insert(uid.to_owned(), Arc::downgrade(&lock));
         lock
     }
+}
+
+/// The volumes of a pod that are to be set up: those that no container uses stand in the way of
+/// nothing, and an image is mounted by the runtime, straight into the container.
+pub fn used(pod: &Pod) -> impl Iterator<Item = &Volume> {
+    let all = pod.spec.iter().flat_map(|own| {
+        let volumes = own.volumes.iter().flatten();
+        volumes.filter(|volume| spec::uses_volume(own, &volume.name))
+    });
+    all.filter(|volume| volume.image.is_none())
 }
 
 /// Works on a pod's directory in that of all pods. Without either there is nothing to do.

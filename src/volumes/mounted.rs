@@ -6,6 +6,8 @@ use std::path::PathBuf;
 /// Where one volume of a pod lies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mounted {
+    /// Its name where it lies: that in the pod, or that of the PersistentVolume.
+    pub name: String,
     /// The path on the host.
     pub path: PathBuf,
     /// Whether containers may only read it, whatever their mounts say.

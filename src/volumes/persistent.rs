@@ -20,6 +20,9 @@ use super::set_up::host_path;
 use super::stats::Driven;
 use super::{Inner, Mounted, Volumes, csi, layout, local, nfs};
 
+/// The mount options of a PersistentVolume from before it had a field for them; they come first.
+const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
+
 /// A persistent volume as one pod wants it.
 #[derive(Clone, Debug)]
 pub(super) struct Persistent {
@@ -77,11 +80,19 @@ impl Persistent {
             amounts.and_then(|amounts| amounts.get("storage")).cloned()
         };
         let affinity = spec.node_affinity.as_ref();
+        let spec_name = bound.volume.metadata.name.clone().unwrap_or_default();
+        let annotated = bound.volume.metadata.annotations.as_ref();
+        let mount_options = match annotated.and_then(|all| all.get(MOUNT_OPTIONS)) {
+            Some(options) => {
+                options.split(',').filter(|one| !one.is_empty()).map(str::to_owned).collect()
+            }
+            None => spec.mount_options.clone().unwrap_or_default(),
+        };
         Ok(Self {
-            spec_name: bound.volume.metadata.name.clone().unwrap_or_default(),
-            source: source.ok_or_else(|| unsupported(spec))?,
+            source: source.ok_or_else(|| unsupported(&spec_name, spec))?,
+            spec_name,
             access_modes: spec.access_modes.clone().unwrap_or_default(),
-            mount_options: spec.mount_options.clone().unwrap_or_default(),
+            mount_options,
             read_only: bound.read_only || of_source.unwrap_or(false),
             block: bound.is_block(),
             reachable: affinity.and_then(|affinity| affinity.required.clone()),
@@ -125,6 +136,8 @@ impl Persistent {
             (Error::NotAttached, _) => error::VERIFY,
             (Error::OtherNodes, false) => error::CHECK,
             (Error::OtherNodes, true) => error::MAP_CHECK,
+            (Error::NoLocal(_) | Error::NotLocal, false) => error::LOOK,
+            (Error::MountOptions, false) => error::OPTIONS,
             (Error::Csi(error), block) => error.operation(block),
             (_, true) => error::MAP,
             (_, false) => error::SET_UP,
@@ -215,6 +228,9 @@ impl Volumes {
             let task = Task { node: &inner, pod: &pod, persistent: &persistent };
             task.check_reachable()?;
             let mounted = match &persistent.source {
+                PersistentSource::HostPath(_) if !persistent.mount_options.is_empty() => {
+                    return Err(Error::MountOptions);
+                }
                 PersistentSource::HostPath(source) => {
                     let read_only = persistent.read_only;
                     Mounted { read_only, ..host_path(source).await? }
@@ -250,14 +266,27 @@ const MIGRATED: [(&str, &str); 7] = [
     ("vsphereVolume", "csi.vsphere.vmware.com"),
 ];
 
-fn unsupported(spec: &PersistentVolumeSpec) -> Error {
+/// Kinds that are still there in the API, and that no kubelet sets up any more.
+pub(super) const REMOVED: [&str; 8] = [
+    "cephfs",
+    "flocker",
+    "glusterfs",
+    "photonPersistentDisk",
+    "quobyte",
+    "rbd",
+    "scaleIO",
+    "storageos",
+];
+
+fn unsupported(name: &str, spec: &PersistentVolumeSpec) -> Error {
     let fields = serde_json::to_value(spec).unwrap_or_default();
-    let migrated = MIGRATED.iter().find(|(kind, _)| fields.get(kind).is_some());
-    if let Some((kind, driver)) = migrated {
+    let has = |kind: &str| fields.get(kind).is_some();
+    if let Some((kind, driver)) = MIGRATED.iter().find(|(kind, _)| has(kind)) {
         return Error::Migrated { kind, driver };
     }
-    const OTHERS: [&str; 8] =
-        ["cephfs", "fc", "flexVolume", "flocker", "glusterfs", "quobyte", "rbd", "scaleIO"];
-    let kind = OTHERS.into_iter().find(|kind| fields.get(kind).is_some());
+    if REMOVED.into_iter().any(has) {
+        return Error::no_plugin(name);
+    }
+    let kind = ["fc", "flexVolume"].into_iter().find(|kind| has(kind));
     Error::UnsupportedPart(format!("persistent volume of kind {}", kind.unwrap_or("unknown")))
 }

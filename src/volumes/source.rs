@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{
 use serde::Serialize;
 
 use super::error::{self, Error};
-use super::persistent::Persistent;
+use super::persistent::{Persistent, REMOVED};
 
 /// The kinds of volume that the node sets up.
 pub(super) enum Source<'a> {
@@ -38,9 +38,9 @@ impl<'a> Source<'a> {
             .or(volume.secret.as_ref().map(Self::Secret))
             .or(volume.downward_api.as_ref().map(Self::DownwardApi))
             .or(volume.projected.as_ref().map(Self::Projected));
-        source.ok_or_else(|| Error::Unsupported {
-            volume: volume.name.clone(),
-            kind: kind_of(volume),
+        source.ok_or_else(|| match kind_of(volume) {
+            kind if REMOVED.contains(&kind.as_str()) => Error::no_plugin(&volume.name),
+            kind => Error::Unsupported { volume: volume.name.clone(), kind },
         })
     }
 

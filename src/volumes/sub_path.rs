@@ -3,13 +3,13 @@
 //! that cannot lie outside of the volume; that very file is what is bound.
 
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2, readlinkat};
 use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat, lstat, mkdirat};
 
@@ -19,12 +19,16 @@ use super::{layout, remove};
 
 /// The kernel gives up a resolution when something is renamed at the same time.
 const ATTEMPTS: usize = 32;
+/// As many links as the kernel follows in one path.
+const MOST_LINKS: usize = 40;
 
 /// One volume mount of a container that names a path inside its volume.
 #[derive(Clone, Copy, Debug)]
 pub struct SubPath<'a> {
-    /// The volume's name in the pod.
+    /// The volume's name where it lies: its binds are found by it.
     pub volume: &'a str,
+    /// Its name in the pod, by which the pod is told of it.
+    pub mount: &'a str,
     /// Where the volume lies on the host.
     pub volume_path: &'a Path,
     /// The container's name.
@@ -59,7 +63,7 @@ pub(super) fn bind(pod: &Dir, sub_path: SubPath<'_>) -> Result<PathBuf, Error> {
             tracing::warn!(
                 volume = sub_path.volume, container = sub_path.container, %error, "failed to {action}"
             );
-            let (volume, container) = (sub_path.volume.to_owned(), sub_path.container.to_owned());
+            let (volume, container) = (sub_path.mount.to_owned(), sub_path.container.to_owned());
             Error::SubPath { action, volume, container }
         }
     };
@@ -139,8 +143,54 @@ fn make(volume: &OwnedFd, root: &Path, path: &Path) -> Result<OwnedFd, Error> {
     parent.ok_or_else(|| fail("open", path)(Errno::ENOENT))
 }
 
-/// Opens a path of the volume, wherever links inside of it lead.
+/// Opens a path of the volume, wherever links inside of it lead. One that names the volume by its
+/// path on the host leads inside, too.
 fn resolve(volume: &OwnedFd, root: &Path, path: &Path, flags: OFlag) -> Result<OwnedFd, Error> {
+    let mut path = path.to_owned();
+    let mut result = beneath(volume, root, &path, flags);
+    for _ in 0..MOST_LINKS {
+        if !matches!(&result, Err(error) if error.errno() == Some(Errno::EXDEV)) {
+            break;
+        }
+        let Some(next) = past_link(volume, root, &path) else { break };
+        path = next;
+        result = beneath(volume, root, &path, flags);
+    }
+    result
+}
+
+/// The same place by a path that has one link less: the first one that leads out as it is.
+fn past_link(volume: &OwnedFd, root: &Path, path: &Path) -> Option<PathBuf> {
+    let mut parent = PathBuf::new();
+    let mut rest = path.components();
+    while let Some(name) = rest.next() {
+        let at = parent.join(name);
+        match beneath(volume, root, &at, OFlag::O_PATH) {
+            Ok(_) => parent = at,
+            Err(error) if error.errno() != Some(Errno::EXDEV) => return None,
+            Err(_) => {
+                let dir = match parent.as_os_str().is_empty() {
+                    true => volume.try_clone().ok()?,
+                    false => beneath(volume, root, &parent, OFlag::O_PATH).ok()?,
+                };
+                let target = PathBuf::from(readlinkat(&dir, name.as_os_str()).ok()?);
+                let real = fs::canonicalize(root).ok();
+                let target = match target.is_relative() {
+                    true => parent.join(target),
+                    false => {
+                        let real = real.as_deref().and_then(|real| target.strip_prefix(real).ok());
+                        target.strip_prefix(root).ok().or(real)?.to_owned()
+                    }
+                };
+                return Some(Path::new(".").join(target).join(rest.as_path()));
+            }
+        }
+    }
+    None
+}
+
+/// Opens a path of the volume that no link leads out of, not even for a moment.
+fn beneath(volume: &OwnedFd, root: &Path, path: &Path, flags: OFlag) -> Result<OwnedFd, Error> {
     let inside = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS;
     let how = OpenHow::new().flags(flags | OFlag::O_CLOEXEC).resolve(inside);
     let mut result = Err(Errno::EAGAIN);

@@ -1,6 +1,8 @@
 //! Keeps the data in a pod's volumes as its sources are: only what changed is looked at, and only
 //! when it changes.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::SignedDuration;
 use longshore_pod::Timestamp;
@@ -12,6 +14,7 @@ use super::steps::Subject;
 use super::task::Task;
 use crate::objects::{Changed, Changes};
 use crate::runtime::describe;
+use crate::volumes::{PodMounts, used};
 
 /// Pauses after a refresh that failed, as upstream's.
 const RETRY_BASE: SignedDuration = SignedDuration::from_millis(500);
@@ -53,6 +56,14 @@ impl Task {
         {
             self.changed(Changed::pod());
         }
+        let mounts = self.mounts.take();
+        self.mounts = mounts.filter(|mounts| has_all(mounts, newer));
+    }
+
+    /// The volumes of the pod stand, as far as they were asked for when that was begun.
+    pub(super) fn mounted(&mut self, mounts: Arc<PodMounts>) {
+        self.mounts = Some(mounts).filter(|mounts| has_all(mounts, &self.pod));
+        self.mount_failed = false;
     }
 
     /// Something that the pod refers to changed. What it was waited for is tried again at once.
@@ -95,4 +106,9 @@ impl Task {
         let delay = self.data.retries.delay(&());
         self.data.retry_at = Some(now.checked_add(delay).unwrap_or(Timestamp::MAX));
     }
+}
+
+/// Whether all stand that the pod uses: an ephemeral container may be the first to use one.
+fn has_all(mounts: &PodMounts, pod: &Pod) -> bool {
+    used(pod).all(|volume| mounts.contains_key(&volume.name))
 }

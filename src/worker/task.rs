@@ -253,8 +253,7 @@ impl Task {
             Outcome::Done => self.recovered(),
             Outcome::Recalled => {}
             Outcome::Mounted(mounts) => {
-                self.mounts = Some(mounts);
-                self.mount_failed = false;
+                self.mounted(mounts);
                 self.recovered();
             }
             Outcome::Refreshed { left, error } => self.refreshed(left, error, now),

@@ -116,6 +116,20 @@ pub fn container<'a>(pod: &'a Pod, name: &str) -> Option<(ContainerKind, Cow<'a,
     })
 }
 
+/// Whether some container of the spec mounts the volume or has it as a device. A spec without
+/// containers does not say, and may use all.
+pub fn uses_volume(spec: &PodSpec, volume: &str) -> bool {
+    let lasting = containers(spec).map(|(_, c)| (&c.volume_mounts, &c.volume_devices));
+    let ephemeral = ephemeral_containers(spec).iter();
+    let mut all =
+        lasting.chain(ephemeral.map(|c| (&c.volume_mounts, &c.volume_devices))).peekable();
+    all.peek().is_none()
+        || all.any(|(mounts, devices)| {
+            mounts.iter().flatten().any(|mount| mount.name == volume)
+                || devices.iter().flatten().any(|device| device.name == volume)
+        })
+}
+
 /// The ephemeral containers of the spec.
 pub fn ephemeral_containers(spec: &PodSpec) -> &[EphemeralContainer] {
     spec.ephemeral_containers.as_deref().unwrap_or_default()

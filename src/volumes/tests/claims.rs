@@ -28,6 +28,14 @@ async fn a_claim_that_is_not_ready_says_why() {
             claim(|c| c["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z")),
             "PVC is being deleted",
         ),
+        (
+            claim(|c| {
+                c["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+                // It is kept for a pod, which may be this one.
+                c["metadata"]["finalizers"] = json!(["kubernetes.io/pvc-protection"]);
+            }),
+            "failed to fetch PV pv-a from API server: not found",
+        ),
         (claim(|c| c["status"]["phase"] = json!("Pending")), "PVC is not bound"),
         (claim(|c| c["status"]["phase"] = json!("Lost")), "PVC is not bound"),
         (claim(|c| c["spec"]["volumeName"] = json!("")), "PVC has empty pvc.Spec.VolumeName"),
@@ -57,6 +65,7 @@ async fn a_claim_that_is_not_ready_says_why() {
     world.api.put_at(OBJECT, volume(json!({"uid": "uid-a"})));
     let mounts = world.mount(&pod).await.unwrap();
     assert_eq!(mounts["a"].path, world.root.path());
+    assert_eq!(mounts["a"].name, "pv-a", "by which its sub-paths are found");
     world.remove("u1").await;
     world.assert_clean();
 }
@@ -118,7 +127,15 @@ async fn kinds_that_nobody_sets_up_here_say_so() {
         ),
         (
             json!({"rbd": {"monitors": [], "image": "x"}}),
-            "MountVolume.SetUp failed for volume \"a\" : persistent volume of kind rbd is not supported yet",
+            "Unable to attach or mount volumes: unmounted volumes=[a], unattached volumes=[], failed to process volumes=[a]: failed to get Plugin from volumeSpec for volume \"pv-a\" err=no volume plugin matched",
+        ),
+        (
+            json!({"fc": {"wwids": ["x"]}}),
+            "MountVolume.SetUp failed for volume \"a\" : persistent volume of kind fc is not supported yet",
+        ),
+        (
+            json!({"hostPath": {"path": "/"}, "mountOptions": ["noexec"]}),
+            "MountVolume.MountOptionSupport check failed for volume \"pv-a\" : mount options are not supported for this volume type",
         ),
     ] {
         world.claim("a", source);

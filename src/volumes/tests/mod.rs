@@ -14,6 +14,7 @@ mod remove;
 mod sequences;
 mod stats;
 mod sub_path;
+mod wanted;
 mod world;
 
 use std::fs;

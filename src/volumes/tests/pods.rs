@@ -90,6 +90,9 @@ async fn an_ordinary_pod_of_an_upstream_cluster() {
             {"name": "c", "resources": {"limits": {"cpu": "500m"}}, "volumeMounts": [
                 {"name": "conf", "mountPath": "/etc/app"},
                 {"name": "scratch", "mountPath": "/etc/app/run/now"},
+                {"name": "shm", "mountPath": "/shm"}, {"name": "host", "mountPath": "/host"},
+                {"name": "keys", "mountPath": "/keys"}, {"name": "info", "mountPath": "/info"},
+                {"name": "kube-api-access", "mountPath": "/api"},
             ]},
         ],
         "volumes": [
@@ -156,6 +159,7 @@ async fn an_ordinary_pod_of_an_upstream_cluster() {
     // A bind of a file in a configmap is of the version that it was made from.
     let sub_path = SubPath {
         volume: "conf",
+        mount: "conf",
         volume_path: &paths["conf"],
         container: "c",
         index: 2,
@@ -268,7 +272,14 @@ async fn errors_name_volume_and_reason() {
         ),
         (
             json!({"glusterfs": {"endpoints": "e", "path": "p"}}),
-            "volume \"v\": kind glusterfs is not supported yet".to_owned(),
+            "Unable to attach or mount volumes: unmounted volumes=[v], unattached volumes=[], \
+             failed to process volumes=[v]: failed to get Plugin from volumeSpec for volume \"v\" \
+             err=no volume plugin matched"
+                .to_owned(),
+        ),
+        (
+            json!({"flexVolume": {"driver": "d"}}),
+            "volume \"v\": kind flexVolume is not supported yet".to_owned(),
         ),
     ];
     for (mut source, expected) in cases {
@@ -304,7 +315,10 @@ async fn the_group_of_the_pod_may_use_its_volumes() {
     let pod = pod(json!({
         "serviceAccountName": "default",
         "securityContext": {"fsGroup": 4242, "runAsUser": 1000},
-        "containers": [{"name": "c"}],
+        "containers": [{"name": "c", "volumeMounts": [
+            {"name": "disk", "mountPath": "/disk"}, {"name": "memory", "mountPath": "/memory"},
+            {"name": "keys", "mountPath": "/keys"}, {"name": "token", "mountPath": "/token"},
+        ]}],
         "volumes": [
             {"name": "disk", "emptyDir": {}},
             {"name": "memory", "emptyDir": {"medium": "Memory"}},
@@ -388,7 +402,10 @@ async fn a_full_disk_keeps_what_is_there_and_is_tried_again() {
 #[tokio::test]
 async fn huge_pages_are_a_file_system_of_their_own() {
     let node = Node::start().await;
-    let huge = json!({"name": "c", "resources": {"requests": {"hugepages-2Mi": "4Mi"}}});
+    let huge = json!({
+        "name": "c", "resources": {"requests": {"hugepages-2Mi": "4Mi"}},
+        "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+    });
     let source = json!({"medium": "HugePages-2Mi", "sizeLimit": "4Mi"});
     let pod = pod(json!({"containers": [huge], "volumes": [{"name": "v", "emptyDir": source}]}));
     let paths = node.mount(&pod).await.unwrap();

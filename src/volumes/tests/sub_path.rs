@@ -32,7 +32,8 @@ impl Setup {
 
     fn bind(&self, index: usize, path: &str) -> Result<PathBuf, Error> {
         let volume_path = &self.root.join("volume");
-        let sub_path = SubPath { volume: "v", volume_path, container: "c", index, path };
+        let sub_path =
+            SubPath { volume: "v", mount: "v", volume_path, container: "c", index, path };
         bind(&self.pod, sub_path)
     }
 }
@@ -66,6 +67,30 @@ fn files_and_directories_are_bound_wherever_links_inside_lead() {
     setup.root.write("volume/dir", "now a file");
     assert_eq!(read(setup.bind(0, "dir").unwrap()), "now a file");
     assert_eq!(setup.root.mounts().len(), 4);
+}
+
+#[test]
+fn links_by_the_path_on_the_host_lead_inside() {
+    let setup = Setup::new();
+    let at = |path: &str| setup.root.join("volume").join(path);
+    symlink(at("dir"), at("current")).unwrap();
+    symlink(at("current"), at("again")).unwrap();
+    symlink("../current/./file", at("dir/back")).unwrap();
+    symlink(at(""), at("whole")).unwrap();
+    symlink(at("dir/.."), at("up")).unwrap();
+    for path in
+        ["current/file", "again/file", "again/back", "whole/whole/again/file", "up/dir/file"]
+    {
+        assert_eq!(read(setup.bind(0, path).unwrap()), "inside", "{path}");
+    }
+    setup.bind(0, "again/new/dir").unwrap();
+    assert!(at("dir/new/dir").is_dir());
+    // One of the volume's name that leads on to the host, and one that leads to itself.
+    symlink(at("../host"), at("dir/out")).unwrap();
+    symlink(at("round"), at("round")).unwrap();
+    for path in ["current/out", "current/out/canary", "round", "whole/round/x"] {
+        setup.bind(1, path).unwrap_err();
+    }
 }
 
 #[test]

@@ -44,7 +44,7 @@ async fn a_volume_is_staged_once_and_published_to_each_pod() {
     let (one, two) = (user("u1", "pv"), user("u2", "pv"));
     let mounted = world.mount(&one).await.unwrap();
     let path = world.root.join("node/pods/u1/volumes/kubernetes.io~csi/pv/mount");
-    let expected = Mounted { path: path.clone(), ..Mounted::default() };
+    let expected = Mounted { name: "pv".to_owned(), path: path.clone(), ..Mounted::default() };
     assert_eq!(mounted["data"], expected);
     fs::write(path.join("file"), "content").unwrap();
     let mounted = world.mount(&two).await.unwrap();
