@@ -65,7 +65,7 @@ async fn set_up(volumes: &Volumes, pod: &Pod) -> PodMounts {
     let mounts = volumes.mount(pod).await.unwrap();
     for (index, (volume, path)) in [("disk", "made/here"), ("a", "file")].into_iter().enumerate() {
         let volume_path = &mounts[volume].path;
-        let sub_path = SubPath { volume, volume_path, container: "c", index, path };
+        let sub_path = SubPath { volume, mount: volume, volume_path, container: "c", index, path };
         volumes.sub_path(UID, sub_path).await.unwrap();
     }
     mounts
