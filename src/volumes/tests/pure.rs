@@ -195,7 +195,7 @@ fn other_kinds_are_named() {
             json!({"name": "x", "persistentVolumeClaim": {"claimName": "c"}}),
             "persistentVolumeClaim",
         ),
-        (json!({"name": "x", "glusterfs": {"endpoints": "e", "path": "p"}}), "glusterfs"),
+        (json!({"name": "x", "flexVolume": {"driver": "d"}}), "flexVolume"),
         (json!({"name": "x"}), "unknown"),
     ];
     for (source, kind) in cases {
