@@ -109,8 +109,8 @@ async fn projected_files_have_their_modes_and_owners() {
         {"name": "m", "configMap": {"name": "m"}},
         {"name": "p", "projected": {"defaultMode": 0o440, "sources": [
             {"serviceAccountToken": {"path": "token", "expirationSeconds": 600, "audience": "vault"}},
+            {"secret": {"name": "s"}},
             {"configMap": {"name": "m", "items": [{"key": "text", "path": "same"}]}},
-            {"secret": {"name": "s", "items": [{"key": "same", "path": "same"}]}},
             {"clusterTrustBundle": {"name": "anchors", "path": "ca.pem"}},
             {"configMap": {"name": "absent", "optional": true}},
             {"secret": {"name": "s", "optional": true, "items": [{"key": "absent", "path": "absent"}]}},
@@ -135,17 +135,17 @@ async fn projected_files_have_their_modes_and_owners() {
         cluster.until_ready(name).await;
         assert_eq!(say(&cluster, name, look), expected, "{name}");
         assert_eq!(say(&cluster, name, "ls -A /m | grep -v '^[.][.]'"), ".dot\nbin\ntext");
-        assert_eq!(
-            say(&cluster, name, "cat /p/same /p/about/name /m/.dot"),
-            format!("secret{name}d")
-        );
+        assert_eq!(say(&cluster, name, "cat /p/same /p/about/name /m/.dot"), format!("t{name}d"));
         assert_eq!(say(&cluster, name, "grep -c BEGIN /p/ca.pem"), "1");
         assert_eq!(
             say(&cluster, name, "readlink /m/text; readlink /p/about"),
             "..data/text\n..data/about"
         );
         assert_eq!(say(&cluster, name, "od -An -tx1 /m/bin"), "00 ff");
-        assert_eq!(say(&cluster, name, "touch /m/x 2>&1"), "touch: /m/x: Read-only file system");
+        assert_eq!(
+            say(&cluster, name, "touch /m/x 2>&1 || true"),
+            "touch: /m/x: Read-only file system"
+        );
     }
     gone(&cluster, &["root", "user", "group"]).await;
     cluster.host.assert_clean();
@@ -245,7 +245,6 @@ async fn what_cannot_be_had_is_told_in_upstreams_words() {
         ("unclaimed", claim("unclaimed"), format!("{unready}error processing PVC default/unclaimed: failed to fetch PVC from API server: persistentvolumeclaims \"unclaimed\" not found")),
         ("git", json!({"name": "v", "gitRepo": {"repository": "x"}}), "MountVolume.SetUp failed for volume \"v\" : git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling the feature-gate `GitRepoVolumeDriver`".to_owned()),
         ("nfs", json!({"name": "v", "nfs": {"server": "127.0.0.1", "path": "/"}}), "MountVolume.SetUp failed for volume \"v\" : mount".to_owned()),
-        ("iscsi", json!({"name": "v", "iscsi": {"targetPortal": "127.0.0.1", "iqn": "iqn.2001-04.com.example:a", "lun": 0}}), "MountVolume.SetUp failed for volume \"v\" : iscsiadm".to_owned()),
         ("map", json!({"name": "v", "configMap": {"name": "none"}}), "MountVolume.SetUp failed for volume \"v\" : configmap \"none\" not found".to_owned()),
     ];
     for (name, volume, _) in &cases {
