@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body as _, Incoming};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Request, header};
@@ -46,6 +46,9 @@ use crate::status::StatusError;
 use crate::table::IncludeObject;
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// What is read of the body of a request that is refused, in bytes and time.
+const MOST_DRAINED: usize = 64 << 10;
+const DRAIN_TIME: Duration = Duration::from_millis(500);
 const MAX_BODY: usize = 3 << 20;
 /// How much of a body that is too large is read, and forgotten, so that its sender gets to read the answer.
 const MAX_DISCARDED: usize = 4 * MAX_BODY;
@@ -118,9 +121,13 @@ impl Router {
         line: &RequestLine,
         mut request: Request<Incoming>,
     ) -> Result {
-        let caller = self.authenticator.caller(peer, request.headers_mut()).await?;
-        let user = self.effective(caller, request.headers()).await?;
-        self.authorize(&user, line.verb, line).await?;
+        let user = match self.admit(peer, line, request.headers_mut()).await {
+            Ok(user) => user,
+            Err(error) => {
+                drain(request.into_body()).await;
+                return Err(error);
+            }
+        };
         let Some(path) = &line.resource else {
             return timeout(REQUEST_TIMEOUT, self.system(line, request.headers()))
                 .await
@@ -132,6 +139,19 @@ impl Router {
         let call =
             Call { user: &user, verb: line.verb, line, path, resource, head, body: Some(body) };
         timeout(REQUEST_TIMEOUT, self.dispatch(call)).await.map_err(|_| too_long())?
+    }
+
+    /// Who asks, and may.
+    async fn admit(
+        &self,
+        peer: &Peer,
+        line: &RequestLine,
+        headers: &mut HeaderMap,
+    ) -> Result<User> {
+        let caller = self.authenticator.caller(peer, headers).await?;
+        let user = self.effective(caller, headers).await?;
+        self.authorize(&user, line.verb, line).await?;
+        Ok(user)
     }
 
     async fn authorize(&self, user: &User, verb: &str, line: &RequestLine) -> Result<()> {
@@ -317,4 +337,10 @@ impl Router {
             _share: share,
         })
     }
+}
+
+/// Reads what somebody who is refused still sends, if it is little and comes soon: a stream that is
+/// answered before it has ended is reset, and there are clients that lose the answer then.
+async fn drain(body: Incoming) {
+    let _ = timeout(DRAIN_TIME, Limited::new(body, MOST_DRAINED).collect()).await;
 }
