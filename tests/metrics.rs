@@ -343,8 +343,12 @@ async fn metrics_server_reads_with_its_token() {
         point(&page, "busy")
     };
     let (_, before, since) = wait_until(PATIENCE, "the pod's figures", read).await.unwrap();
-    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
-    let (memory, after, at) = read().await.unwrap();
+    let later = async || {
+        let point = read().await?;
+        let (_, _, at) = point;
+        if at > since + 1_000 { Ok(point) } else { Err("the same reading".to_owned()) }
+    };
+    let (memory, after, at) = wait_until(PATIENCE, "another reading", later).await.unwrap();
     let cores = (after - before) / ((at - since) as f64 / 1e3);
     assert!((0.02..1.5).contains(&cores), "{cores} cores of one that is busy");
     assert!((1e4..1e8).contains(&memory), "{memory} bytes");

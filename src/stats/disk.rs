@@ -82,10 +82,12 @@ struct Volume {
 }
 
 impl Volume {
-    fn read(&self) -> io::Result<VolumeUse> {
-        let used = match self.in_memory {
-            true => mounted(&self.path)?,
-            false => tree(&self.path)?,
+    /// What it takes if that is not known already.
+    fn read(&self, known: Option<Space>) -> io::Result<VolumeUse> {
+        let used = match known {
+            _ if self.in_memory => mounted(&self.path)?,
+            Some(known) => known,
+            None => tree(&self.path)?,
         };
         Ok(VolumeUse { used, file_system: FileSystem::of(&self.path)? })
     }
@@ -117,14 +119,24 @@ impl Places {
         }
     }
 
+    /// The same that was found before, though file systems may have filled up since.
+    pub(super) fn again(&self, before: &PodDisk) -> PodDisk {
+        let volumes = self.volumes(|name| before.volumes.get(name).map(|volume| volume.used));
+        PodDisk { at: Timestamp::now(), volumes, ..before.clone() }
+    }
+
+    fn volumes(&self, known: impl Fn(&str) -> Option<Space>) -> BTreeMap<String, VolumeUse> {
+        let read = |volume: &Volume| {
+            let used = volume.read(known(&volume.name)).ok()?;
+            Some((volume.name.clone(), used))
+        };
+        self.volumes.iter().filter_map(read).collect()
+    }
+
     /// What is not there takes nothing.
     pub(super) fn read(&self) -> PodDisk {
-        let mut disk = PodDisk { at: Timestamp::now(), ..PodDisk::default() };
-        for volume in &self.volumes {
-            if let Ok(used) = volume.read() {
-                disk.volumes.insert(volume.name.clone(), used);
-            }
-        }
+        let at = Timestamp::now();
+        let mut disk = PodDisk { at, volumes: self.volumes(|_| None), ..PodDisk::default() };
         for entry in std::fs::read_dir(&self.logs).into_iter().flatten().flatten() {
             let space = tree(&entry.path()).unwrap_or_default();
             match entry.file_type().is_ok_and(|kind| kind.is_dir()) {

@@ -1,37 +1,63 @@
 //! Pods that have done nothing since they were read last: most of a full node's. All that is to be
-//! known of one is a look at two files then, in place of dozens.
+//! known of one is a look at two files then, or at its memory, in place of dozens of files.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
+use longshore_pod::usage::Memory;
 
-use super::cgroup::Cgroup;
+use super::cgroup::{Cgroup, MemoryUse, Reader};
 use super::snapshot::{Look, PodGroup};
 
-/// What was read of a pod that does nothing holds so long. What the kernel does on its behalf shows
-/// late, as when it writes pages back to a disk, and so does a change of its limits.
-const AGE: Duration = Duration::from_secs(60);
+/// What was read of a pod that does nothing holds at least so long, and for as long as it had done
+/// nothing by then, but no longer than the latter. What the kernel does on its behalf shows late, as
+/// when it writes pages back to a disk.
+const AGE: RangeInclusive<Duration> = Duration::from_secs(60)..=Duration::from_secs(600);
 
 impl PodGroup {
-    /// The same at this moment; `None` if the pod may have done something since. Whatever its
-    /// processes do takes CPU time, and whatever the kernel gives to it or takes from it is memory:
-    /// the pod's own cgroup counts both for those below. Packets it does not count.
-    pub(super) fn again(&self, cgroup: &Cgroup, look: &mut Look<'_>) -> Option<Self> {
-        let reading = &self.own.as_ref()?.reading;
+    /// Whether its processes have done nothing since: whatever they do takes CPU time, and the pod's
+    /// own cgroup counts that of those below. Packets it does not count.
+    pub(super) fn is_idle(&self, cgroup: &Cgroup, reader: &mut Reader) -> bool {
+        let cpu = self.own.as_ref().and_then(|own| own.reading.cpu);
+        cpu.is_some_and(|then| cgroup.cpu(reader).is_ok_and(|now| now.total == then.total))
+    }
+
+    /// Whether what was read of it is still good if it is idle.
+    pub(super) fn holds(&self) -> bool {
+        let idle = self.read.saturating_duration_since(self.idle_since);
         let is_calm = self.groups().all(|group| group.reading.pressure.is_calm());
-        if !is_calm || self.read.elapsed() > AGE {
-            return None;
-        }
-        let cpu = cgroup.cpu(&mut look.reader).ok()?.total;
-        let memory = cgroup.memory_usage(&mut look.reader).ok()?;
-        if (cpu, memory) != (reading.cpu?.total, reading.memory?.memory.usage) {
-            return None;
-        }
+        is_calm && self.read.elapsed() <= idle.clamp(*AGE.start(), *AGE.end())
+    }
+
+    /// The same at this moment, but for memory, which the kernel takes also from those that are idle.
+    /// `None` if it cannot be read.
+    pub(super) fn again(&self, cgroup: &Cgroup, look: &mut Look<'_>) -> Option<Self> {
+        let then = self.own.as_ref()?.reading.memory?.memory.usage;
         let mut same = self.clone();
+        if cgroup.memory_usage(&mut look.reader).ok()? != then {
+            for group in same.groups_mut() {
+                // Empty for the own one.
+                let name = group.path.strip_prefix(&cgroup.path()).unwrap_or_default();
+                let below = cgroup.child(name.trim_start_matches('/'));
+                let memory = group.reading.memory.as_mut()?;
+                *memory = memory.after(below.memory_in_use(&mut look.reader).ok()?);
+            }
+        }
         let now = Timestamp::now();
         same.groups_mut().for_each(|group| group.reading.at = now);
         same.sandboxes.iter_mut().for_each(|run| look.network(&mut run.group));
         Some(same)
+    }
+}
+
+impl MemoryUse {
+    /// What is known when this was found to be in use since: limits stay, and marks of the past.
+    fn after(&self, now: Self) -> Self {
+        let Self { swap_limit, peak, failures, reserved, .. } = *self;
+        let memory = Memory { limit: self.memory.limit, ..now.memory };
+        let kernel = now.kernel.or(self.kernel);
+        Self { memory, kernel, swap_limit, peak, failures, reserved, ..now }
     }
 }
 
@@ -92,9 +118,18 @@ mod tests {
 
         let other = Arc::new((*pod).clone());
         assert_eq!(used(&read(&other, Some(&first))), 99, "it runs something else");
-        if let Some(read_then) = Instant::now().checked_sub(AGE + Duration::from_secs(1)) {
-            let old = PodGroup { read: read_then, ..first.clone() };
-            assert_eq!(used(&read(&pod, Some(&old))), 99, "that was long ago");
+        let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
+        if let (Some(read_then), Some(since)) = (ago(100), ago(200 + 1)) {
+            let old = PodGroup { read: read_then, idle_since: read_then, ..first.clone() };
+            let anew = read(&pod, Some(&old));
+            assert_eq!(used(&anew), 99, "that was long ago");
+            assert_eq!(anew.idle_since, read_then, "it is idle all the same");
+            let lazy = PodGroup { idle_since: since, ..old };
+            assert_eq!(used(&read(&pod, Some(&lazy))), 11, "it had been idle for longer");
+        }
+        if let (Some(read_then), Some(since)) = (ago(601), ago(6_000)) {
+            let lazy = PodGroup { read: read_then, idle_since: since, ..first.clone() };
+            assert_eq!(used(&read(&pod, Some(&lazy))), 99, "nothing holds for ever");
         }
         let mut waiting = first.clone();
         waiting.containers[0].group.reading.pressure.cpu = Some(Default::default());
@@ -103,9 +138,17 @@ mod tests {
         stalls.full.avg300 = 0.01;
         assert_eq!(used(&read(&pod, Some(&waiting))), 99, "its averages sink");
         write(&own, 10, 101);
-        assert_eq!(used(&read(&pod, Some(&first))), 99, "its memory is another");
+        write(&below, 99, 60);
+        let squeezed = read(&pod, Some(&first));
+        let memory = |pod: &PodGroup| {
+            let of_all = pod.groups().map(|group| group.reading.memory.unwrap().memory);
+            of_all.map(|memory| (memory.usage, memory.rss)).collect::<Vec<_>>()
+        };
+        assert_eq!(memory(&squeezed), [(101, 101), (60, 60)], "the kernel has taken some");
+        assert_eq!(used(&squeezed), 11, "nothing else is read");
         change(12, 100);
-        assert_eq!(used(&read(&pod, Some(&first))), 13);
+        let busy = read(&pod, Some(&first));
+        assert_eq!((used(&busy), busy.idle_since), (13, busy.read));
         fs::remove_dir_all(&own).unwrap();
         let job = Job { pod, cgroup, containers: None };
         assert!(job.read(Some(&first), &mut look).is_none(), "it is gone");

@@ -3,8 +3,8 @@
 //!
 //! Nothing is read while nobody asks. Who asks says how old an answer may be; those who ask at the
 //! same time share one reading, and one that hangs holds up nobody but who wants that very figure.
-//! Reading a disk costs as much as there is on it, so that is done for few pods at a time, and the
-//! more seldom the longer it takes.
+//! Reading a disk costs as much as there is on it, so that is done for few pods at a time, the more
+//! seldom the longer it takes, and for no pod that has done nothing since.
 //!
 //! Files of /proc and of cgroups are read as they are: the crates for cgroups read all files of a
 //! controller, and make objects of all that is in them.
@@ -113,6 +113,15 @@ pub enum Depth {
     Disk,
 }
 
+/// How old a snapshot may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Ages {
+    /// While the same runs on the node.
+    pub same: Duration,
+    /// When something has been started, or has ended.
+    pub changed: Duration,
+}
+
 impl Stats {
     /// Figures of the pods in those cgroups, with their files in these directories.
     pub fn new(
@@ -180,16 +189,16 @@ impl Stats {
 
     /// All cgroups that the server tells of, at that detail or more: a fuller one that is young enough
     /// is not read again.
-    pub async fn snapshot(
-        &self,
-        detail: Detail,
-        max_age: Duration,
-    ) -> Result<Arc<Snapshot>, Error> {
+    pub async fn snapshot(&self, detail: Detail, ages: Ages) -> Result<Arc<Snapshot>, Error> {
         let full = self.shared.snapshots.get(detail as usize..).unwrap_or_default();
+        let before = full.iter().filter_map(Figure::last).max_by_key(|known| known.node.reading.at);
+        let max_age = match &before {
+            Some(before) if before.is_of(&self.shared.observer.all()) => ages.same,
+            _ => ages.changed,
+        };
         if let Some(young) = full.iter().find_map(|known| known.young(max_age)) {
             return Ok(young);
         }
-        let before = full.iter().filter_map(Figure::last).max_by_key(|known| known.node.reading.at);
         let system = self.system_groups().await;
         let shared = self.shared.clone();
         let read = || async move {

@@ -45,6 +45,8 @@ pub struct Snapshot {
     pub pods: Vec<PodGroup>,
     /// Block devices, at [`Detail::Everything`].
     pub devices: Devices,
+    /// What ran on the node then.
+    pub(super) observed: Vec<Arc<ObservedPod>>,
 }
 
 /// A cgroup.
@@ -71,6 +73,8 @@ pub struct PodGroup {
     pub pod: Arc<ObservedPod>,
     /// When all its files were read; what it told since was found to be the same.
     pub(super) read: Instant,
+    /// Since when it has done nothing, or when it was read if it did something.
+    pub(super) idle_since: Instant,
     /// That of the pod as a whole; `None` where pods have none.
     pub own: Option<Group>,
     /// Those of sandboxes.
@@ -138,6 +142,12 @@ impl Snapshot {
         self.pods.chunk_by(same).filter_map(move |one| one.iter().max_by_key(|pod| made(pod)))
     }
 
+    /// Whether this still runs, and nothing else.
+    pub(super) fn is_of(&self, observed: &[Arc<ObservedPod>]) -> bool {
+        let same = |(then, now): (&Arc<_>, &Arc<_>)| Arc::ptr_eq(then, now);
+        self.observed.len() == observed.len() && self.observed.iter().zip(observed).all(same)
+    }
+
     pub(super) fn groups_mut(&mut self) -> impl Iterator<Item = &mut Group> {
         let pods = self.pods.iter_mut().flat_map(PodGroup::groups_mut);
         let system = self.system.iter_mut().map(|(_, group)| group);
@@ -163,8 +173,8 @@ impl Snapshot {
             Some((name, look.group(&cgroup).ok()?))
         });
         let system = system.collect();
-        let known = shared.observer.all().into_iter();
-        let known = known.map(|pod| (pod.uid.replace('-', "_"), pod)).collect();
+        let observed = shared.observer.all();
+        let known = observed.iter().map(|pod| (pod.uid.replace('-', "_"), pod.clone())).collect();
         let mut tree = Tree { known, levels: Vec::new(), pods: Vec::new() };
         let parent = shared.cgroups.of_pods();
         match &parent {
@@ -183,7 +193,8 @@ impl Snapshot {
             _ => Devices::default(),
         };
         let machine = Machine::read(&shared.hierarchies)?;
-        Ok(Self { detail, machine, node, levels: tree.levels, system, pods, devices })
+        let levels = tree.levels;
+        Ok(Self { detail, machine, node, levels, system, pods, devices, observed })
     }
 }
 
@@ -258,12 +269,20 @@ impl Job {
     /// The pod as it is now. What was known of it before counts if it runs what it ran then.
     pub(super) fn read(self, before: Option<&PodGroup>, look: &mut Look<'_>) -> Option<PodGroup> {
         let before = before.filter(|before| Arc::ptr_eq(&before.pod, &self.pod));
-        if let Some(same) = before.and_then(|before| before.again(&self.cgroup, look)) {
+        let idle = before.filter(|before| before.is_idle(&self.cgroup, &mut look.reader));
+        let good = idle.filter(|idle| idle.holds());
+        if let Some(same) = good.and_then(|good| good.again(&self.cgroup, look)) {
             return Some(same);
         }
-        let (sandboxes, containers) = (Vec::new(), Vec::new());
-        let mut found =
-            PodGroup { pod: self.pod, read: Instant::now(), own: None, sandboxes, containers };
+        let read = Instant::now();
+        let mut found = PodGroup {
+            pod: self.pod,
+            read,
+            idle_since: idle.map_or(read, |idle| idle.idle_since),
+            own: None,
+            sandboxes: Vec::new(),
+            containers: Vec::new(),
+        };
         match self.containers {
             None => {
                 // First: what the pod does while its containers are read is to show next time.

@@ -1,6 +1,10 @@
 //! What pods have on disk, and what their containers have written over their images.
+//!
+//! Who has had no CPU time since his files were counted has written none: they are not counted again,
+//! for a while. Project quotas would tell it of any pod, but few file systems are mounted with them.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,6 +15,7 @@ use longshore_pod::spec;
 use longshore_pod::usage::Space;
 use tracing::debug;
 
+use super::cgroup::{Cgroup, Reader};
 use super::disk::{Places, PodDisk};
 use super::figure::{self, Figure, Terms};
 use super::{Stats, pods};
@@ -21,13 +26,39 @@ pub(super) const WALKS: usize = 2;
 const REST: u32 = 20;
 /// ...up to this.
 const LONGEST_REST: Duration = Duration::from_secs(300);
+/// What was counted of a pod that has done nothing since holds so long: the node may write for it,
+/// as when a secret has changed.
+const HOLD: Duration = LONGEST_REST;
 /// What nobody has asked for in this time is forgotten.
 const FORGET: Duration = Duration::from_secs(600);
 
 /// What is known of a pod's disk.
 pub(super) struct Known {
-    disk: Figure<PodDisk>,
+    disk: Figure<Counted>,
     asked: Instant,
+}
+
+/// A pod's disk, and what tells whether it can have changed.
+struct Counted {
+    disk: Arc<PodDisk>,
+    /// The pod's CPU time before.
+    cpu: Option<u64>,
+    at: Instant,
+}
+
+impl Counted {
+    /// Count what is in those places, unless the pod with that CPU time has done nothing since `before`.
+    fn read(places: &Places, cpu: Option<u64>, before: Option<&Self>) -> Self {
+        let same =
+            |before: &&Self| cpu.is_some() && cpu == before.cpu && before.at.elapsed() < HOLD;
+        match before.filter(same) {
+            Some(before) => Self { disk: Arc::new(places.again(&before.disk)), ..*before },
+            None => {
+                let at = Instant::now();
+                Self { disk: Arc::new(places.read()), cpu, at }
+            }
+        }
+    }
 }
 
 /// What containers have written over their images, as the runtime told it.
@@ -69,18 +100,24 @@ impl Stats {
         let figure = self.known_disk(spec::uid(pod));
         let rest = figure.cost().saturating_mul(REST).min(LONGEST_REST);
         let walks = self.shared.walks.clone();
+        let parent = self.shared.cgroups.parent_of(pod);
+        let hierarchies = self.shared.hierarchies.clone();
+        let before = figure.last();
         let read = || async move {
             let turn = walks.acquire_owned().await;
             figure::blocking(move || {
                 let _turn = turn;
-                Ok(places.read())
+                let cgroup = Cgroup::new(&hierarchies, Path::new(&parent));
+                let cpu = cgroup.cpu(&mut Reader::default()).ok().map(|cpu| cpu.total);
+                Ok(Counted::read(&places, cpu, before.as_deref()))
             })
             .await
         };
-        figure.known(Terms { renewed: terms.renewed.max(rest), ..terms }, read).await
+        let known = figure.known(Terms { renewed: terms.renewed.max(rest), ..terms }, read).await;
+        known.map(|counted| counted.disk.clone())
     }
 
-    fn known_disk(&self, uid: &str) -> Figure<PodDisk> {
+    fn known_disk(&self, uid: &str) -> Figure<Counted> {
         let now = Instant::now();
         // No code panics while it holds the lock.
         let mut disks = self.shared.disks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,5 +128,51 @@ impl Stats {
         let known = disks.entry(uid.to_owned()).or_insert_with(new);
         known.asked = now;
         known.disk.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_files_of_who_did_nothing_are_not_counted_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let pod = json!({
+            "metadata": {"namespace": "ns", "name": "a", "uid": "1"},
+            "spec": {"containers": [], "volumes": [{"name": "v", "emptyDir": {}}]},
+        });
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        let places = Places::of(&pod, dir.path(), &dir.path().join("logs"));
+        let volume = dir.path().join("pods/1/volumes/kubernetes.io~empty-dir/v");
+        fs::create_dir_all(&volume).unwrap();
+        let inodes = |counted: &Counted| counted.disk.volumes["v"].used.inodes;
+
+        let first = Counted::read(&places, Some(7), None);
+        assert_eq!(inodes(&first), 1);
+        // By hand: so it shows that nobody looks.
+        fs::write(volume.join("file"), "x").unwrap();
+        let same = Counted::read(&places, Some(7), Some(&first));
+        assert_eq!((inodes(&same), same.at), (1, first.at));
+        assert!(same.disk.at >= first.disk.at, "told as of now");
+        assert_eq!(inodes(&Counted::read(&places, Some(8), Some(&same))), 2, "it did something");
+        assert_eq!(inodes(&Counted::read(&places, None, Some(&same))), 2, "nobody knows");
+        let unknown = Counted { cpu: None, ..same };
+        assert_eq!(inodes(&Counted::read(&places, None, Some(&unknown))), 2, "nor before");
+        if let Some(at) = Instant::now().checked_sub(HOLD) {
+            let old = Counted { cpu: Some(7), at, ..unknown };
+            assert_eq!(inodes(&Counted::read(&places, Some(7), Some(&old))), 2, "long ago");
+        }
+        let gone = Counted::read(&places, Some(7), Some(&first));
+        fs::remove_dir_all(&volume).unwrap();
+        assert_eq!(inodes(&gone), 1);
+        let gone = Counted::read(&places, Some(7), Some(&gone));
+        assert!(gone.disk.volumes.is_empty(), "it is not there any more");
     }
 }

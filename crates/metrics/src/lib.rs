@@ -27,5 +27,5 @@ pub use family::Family;
 pub use process::{watch_process, watch_start};
 pub use registry::Registry;
 pub use standard::{Healthchecks, RestClient, Version, tell_version};
-pub use text::{CONTENT_TYPE, Kind, Labels, Samples, Text};
+pub use text::{CONTENT_TYPE, Kind, Labels, Moment, Samples, Text};
 pub use value::{Buckets, Counter, Gauge, Histogram, Metric};

@@ -68,7 +68,7 @@ fn collectors_write_with_times() {
     registry.collect(|text| {
         let labels = Labels::new(&[("pod", "p")]);
         let mut samples = text.family("x_bytes", "of x", Kind::Gauge);
-        samples.add_at(&labels, 1e18, 1_700_000_000_123);
+        samples.add_at(&labels, 1e18, &Moment::of_millis(1_700_000_000_123));
         samples.add(&labels.and("device", "d"), f64::INFINITY);
         text.family("y", "nothing", Kind::Counter);
     });
@@ -76,6 +76,21 @@ fn collectors_write_with_times() {
     let times: Vec<_> = page.samples("x_bytes", &[("pod", "p")]).map(|one| one.at).collect();
     assert_eq!(times, [Some(1_700_000_000_123), None]);
     assert!(!page.families.contains_key("y"));
+}
+
+#[test]
+fn a_family_goes_on_in_the_next_piece() {
+    let piece = |begun: bool, count: u32| {
+        let mut text = Text::new();
+        let mut samples = text.family("x", "of x", Kind::Gauge).continued(begun);
+        (0..count).for_each(|at| samples.add(&Labels::NONE, at.into()));
+        let begun = samples.begun();
+        (begun, text.finish())
+    };
+    assert_eq!(piece(false, 0), (false, String::new()));
+    assert_eq!(piece(false, 1), (true, "# HELP x of x\n# TYPE x gauge\nx 0\n".to_owned()));
+    assert_eq!(piece(true, 1), (true, "x 0\n".to_owned()));
+    assert_eq!(piece(true, 0), (true, String::new()));
 }
 
 #[test]

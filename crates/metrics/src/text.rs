@@ -38,7 +38,9 @@ impl Labels {
 
     /// These names, which must be valid, with any values.
     pub fn new(pairs: &[(&str, &str)]) -> Self {
-        pairs.iter().fold(Self::NONE, |labels, (name, value)| labels.and(name, value))
+        let bytes = pairs.iter().map(|(name, value)| name.len() + value.len() + ",=\"\"".len());
+        let labels = Self(String::with_capacity(bytes.sum()));
+        pairs.iter().fold(labels, |labels, (name, value)| labels.and(name, value))
     }
 
     /// These, and one more.
@@ -47,11 +49,19 @@ impl Labels {
         if !self.0.is_empty() {
             self.0.push(',');
         }
-        self.0.push_str(name);
-        self.0.push_str("=\"");
-        escape(&mut self.0, value, true);
-        self.0.push('"');
+        pair(&mut self.0, name, value);
         self
+    }
+}
+
+/// A moment as the format has it, written once for as many samples as were read then.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Moment(String);
+
+impl Moment {
+    /// So many milliseconds since 1970.
+    pub fn of_millis(millis: i64) -> Self {
+        Self(format!(" {millis}"))
     }
 }
 
@@ -76,6 +86,16 @@ impl Text {
         Samples { text: &mut self.0, name, help, kind, begun: false }
     }
 
+    /// Bytes that are written.
+    pub const fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether nothing is.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The page.
     pub fn finish(self) -> String {
         self.0
@@ -93,20 +113,42 @@ pub struct Samples<'a> {
 }
 
 impl Samples<'_> {
+    /// Whether the family has got a sample.
+    pub const fn begun(&self) -> bool {
+        self.begun
+    }
+
+    /// The family goes on in this text if it had begun in the one before.
+    #[must_use]
+    pub const fn continued(self, begun: bool) -> Self {
+        Self { begun, ..self }
+    }
+
+    /// Bytes of the text so far.
+    pub const fn written(&self) -> usize {
+        self.text.len()
+    }
+
     /// One sample of now.
     pub fn add(&mut self, labels: &Labels, value: f64) {
-        self.line("", labels, "", value, None);
+        self.line("", labels, &[], value, None);
     }
 
-    /// One sample of a moment in the past, in milliseconds since 1970.
-    pub fn add_at(&mut self, labels: &Labels, value: f64, millis: i64) {
-        self.line("", labels, "", value, Some(millis));
+    /// One sample of a moment in the past.
+    pub fn add_at(&mut self, labels: &Labels, value: f64, at: &Moment) {
+        self.line("", labels, &[], value, Some(at));
     }
 
-    /// One sample with more labels than those that others share with it, of now or of a moment in
-    /// milliseconds since 1970.
-    pub fn add_of(&mut self, labels: &Labels, more: &Labels, value: f64, millis: Option<i64>) {
-        self.line("", labels, &more.0, value, millis);
+    /// One sample with more labels than those that others share with it, of now or of a moment in the
+    /// past.
+    pub fn add_of(
+        &mut self,
+        labels: &Labels,
+        more: &[(&str, &str)],
+        value: f64,
+        at: Option<&Moment>,
+    ) {
+        self.line("", labels, more, value, at);
     }
 
     /// All lines of a histogram: bounds that ascend, how many observations fell between each and
@@ -117,16 +159,21 @@ impl Samples<'_> {
         for (at, count) in counts.iter().enumerate() {
             seen += count;
             le.clear();
-            le.push_str("le=\"");
             number(&mut le, bounds.get(at).copied().unwrap_or(f64::INFINITY));
-            le.push('"');
-            self.line("_bucket", labels, &le, seen as f64, None);
+            self.line("_bucket", labels, &[("le", &le)], seen as f64, None);
         }
-        self.line("_sum", labels, "", sum, None);
-        self.line("_count", labels, "", seen as f64, None);
+        self.line("_sum", labels, &[], sum, None);
+        self.line("_count", labels, &[], seen as f64, None);
     }
 
-    fn line(&mut self, suffix: &str, labels: &Labels, more: &str, value: f64, at: Option<i64>) {
+    fn line(
+        &mut self,
+        suffix: &str,
+        labels: &Labels,
+        more: &[(&str, &str)],
+        value: f64,
+        at: Option<&Moment>,
+    ) {
         if !self.begun {
             self.begun = true;
             self.begin();
@@ -136,17 +183,18 @@ impl Samples<'_> {
         if !(labels.0.is_empty() && more.is_empty()) {
             self.text.push('{');
             self.text.push_str(&labels.0);
-            if !(labels.0.is_empty() || more.is_empty()) {
-                self.text.push(',');
+            for (at, (name, value)) in more.iter().enumerate() {
+                if at > 0 || !labels.0.is_empty() {
+                    self.text.push(',');
+                }
+                pair(self.text, name, value);
             }
-            self.text.push_str(more);
             self.text.push('}');
         }
         self.text.push(' ');
         number(self.text, value);
-        if let Some(millis) = at {
-            // writing to a string does not fail
-            let _ = write!(self.text, " {millis}");
+        if let Some(Moment(at)) = at {
+            self.text.push_str(at);
         }
         self.text.push('\n');
     }
@@ -167,23 +215,28 @@ impl Samples<'_> {
 const EXACT: f64 = 9_007_199_254_740_992.0;
 
 fn number(text: &mut String, value: f64) {
-    let written = if value.is_infinite() {
+    if value.is_infinite() {
         text.push_str(if value > 0.0 { "+Inf" } else { "-Inf" });
-        Ok(())
     } else if value.fract() == 0.0 && value.abs() < EXACT {
-        write!(text, "{}", value as i64)
+        text.push_str(itoa::Buffer::new().format(value as i64));
     } else {
-        write!(text, "{value}")
-    };
-    // writing to a string does not fail
-    let _ = written;
+        // writing to a string does not fail
+        let _ = write!(text, "{value}");
+    }
+}
+
+fn pair(text: &mut String, name: &str, value: &str) {
+    text.push_str(name);
+    text.push_str("=\"");
+    escape(text, value, true);
+    text.push('"');
 }
 
 /// A value of a label is quoted, a help text is not.
 fn escape(text: &mut String, raw: &str, quoted: bool) {
-    let special = |c: char| c == '\\' || c == '\n' || (quoted && c == '"');
+    let special = |byte: u8| byte == b'\\' || byte == b'\n' || (quoted && byte == b'"');
     let mut rest = raw;
-    while let Some(at) = rest.find(special) {
+    while let Some(at) = rest.bytes().position(special) {
         text.push_str(&rest[..at]);
         text.push('\\');
         text.push(match rest.as_bytes()[at] {

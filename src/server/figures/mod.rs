@@ -2,8 +2,9 @@
 //! autoscalers, `/metrics/resource` for metrics-server, `/metrics/cadvisor` for dashboards, and the
 //! interface of cAdvisor itself on a port of its own.
 //!
-//! All are written from one [`Snapshot`](crate::stats::Snapshot), which those who ask within a
-//! second share. Nothing is measured while nobody asks.
+//! All are written from one [`Snapshot`](crate::stats::Snapshot), which those who ask within ten
+//! seconds share, or within one when something was started or ended. Nothing is measured while nobody
+//! asks.
 //!
 //! Current limitations: no figures of accelerators and of applications' own metrics, which upstream
 //! has no source for any more; pages are not compressed.
@@ -33,11 +34,13 @@ use self::facts::Facts;
 use super::Refusal;
 use crate::config::Config;
 use crate::desired::Desired;
-use crate::stats::{Detail, Error, Snapshot, Stats, Terms};
+use crate::stats::{Ages, Detail, Error, Snapshot, Stats, Terms};
 use crate::volumes::Volumes;
 
-/// Who asks within this time after another gets the same.
+/// Who asks within this time after another gets the same...
 const FRESH: Duration = Duration::from_secs(1);
+/// ...and within this as long as the same runs on the node. Upstream reads that seldom whoever asks.
+const AGES: Ages = Ages { same: Duration::from_secs(10), changed: FRESH };
 /// What is known of disks is found out again after this, or sooner if the config wants it...
 const DISK_AGE: Duration = Duration::from_secs(10);
 /// ...and an answer waits so long for it if what is known is older than the config wants.
@@ -103,7 +106,7 @@ impl Figures {
     }
 
     async fn snapshot(&self, detail: Detail) -> Result<Arc<Snapshot>, Error> {
-        self.shared.stats.snapshot(detail, FRESH).await
+        self.shared.stats.snapshot(detail, AGES).await
     }
 }
 

@@ -1,6 +1,6 @@
 //! `/metrics/resource`: CPU time, memory and swap, each with the moment at which it was read.
 
-use longshore_metrics::{Kind, Labels, Samples, Text};
+use longshore_metrics::{Kind, Labels, Moment, Samples, Text};
 
 use crate::stats::{Group, MemoryUse, Snapshot};
 
@@ -74,7 +74,7 @@ fn tell(snapshot: &Snapshot, text: &mut Text) {
     text.family("node_swap_usage_bytes", help, Kind::Gauge).add_at(
         &Labels::NONE,
         used as f64,
-        snapshot.node.reading.at.as_millisecond(),
+        &moment(&snapshot.node),
     );
 
     let help = "[STABLE] Cumulative cpu time consumed by the pod in core-seconds";
@@ -87,8 +87,12 @@ fn tell(snapshot: &Snapshot, text: &mut Text) {
 
 fn add(samples: &mut Samples<'_>, labels: &Labels, group: &Group, figure: Figure) {
     if let Some(value) = figure(group) {
-        samples.add_at(labels, value, group.reading.at.as_millisecond());
+        samples.add_at(labels, value, &moment(group));
     }
+}
+
+fn moment(group: &Group) -> Moment {
+    Moment::of_millis(group.reading.at.as_millisecond())
 }
 
 fn cpu(group: &Group) -> Option<f64> {

@@ -81,33 +81,18 @@ impl Cgroup {
     /// Memory; with `all`, also what takes a file more.
     pub(in crate::stats) fn memory(&self, reader: &mut Reader, all: bool) -> io::Result<MemoryUse> {
         let file = |name| self.file(Controller::Memory, name);
-        // The root of v2 has no file about it.
-        let usage = match self.is_unified() && self.is_root() {
-            true => None,
-            false => Some(self.memory_usage(reader)?),
-        };
-        let text = reader.piece(&file("memory.stat"))?;
-        let mut memory = match self.is_unified() {
-            true => stat_v2(text),
-            false => stat_v1(text),
-        };
+        let mut memory = self.memory_in_use(reader)?;
         let limit = |limit: io::Result<u64>| limit.ok().filter(|limit| *limit < UNLIMITED);
         match (self.is_unified(), self.is_root()) {
             (true, true) => {}
             (true, false) => {
                 memory.memory.limit = limit(reader.number(&file("memory.max"))); // "max" is none
-                memory.swap = reader.number(&file("memory.swap.current")).ok();
                 memory.swap_limit = limit(reader.number(&file("memory.swap.max")));
             }
             (false, _) => {
                 memory.memory.limit = limit(reader.number(&file("memory.limit_in_bytes")));
             }
         }
-        // What v1 says of its root.
-        let both = memory.memory.rss.saturating_add(memory.cache);
-        memory.memory.usage = usage.unwrap_or(both);
-        let inactive = memory.inactive_file;
-        memory.memory.working_set = memory.memory.usage.saturating_sub(inactive);
         if all && self.is_unified() {
             memory.peak = reader.number(&file("memory.peak")).ok();
             memory.reserved = reader.number(&file("memory.min")).unwrap_or(0);
@@ -121,6 +106,30 @@ impl Cgroup {
             let both = limit(reader.number(&file("memory.memsw.limit_in_bytes")));
             memory.swap_limit = both.and_then(|both| both.checked_sub(memory.memory.limit?));
         }
+        Ok(memory)
+    }
+
+    /// What changes though its processes do nothing: the kernel takes memory from them.
+    pub(in crate::stats) fn memory_in_use(&self, reader: &mut Reader) -> io::Result<MemoryUse> {
+        let file = |name| self.file(Controller::Memory, name);
+        // The root of v2 has no file about it.
+        let usage = match self.is_unified() && self.is_root() {
+            true => None,
+            false => Some(self.memory_usage(reader)?),
+        };
+        let text = reader.piece(&file("memory.stat"))?;
+        let mut memory = match self.is_unified() {
+            true => stat_v2(text),
+            false => stat_v1(text),
+        };
+        if self.is_unified() && !self.is_root() {
+            memory.swap = reader.number(&file("memory.swap.current")).ok();
+        }
+        // What v1 says of its root.
+        let both = memory.memory.rss.saturating_add(memory.cache);
+        memory.memory.usage = usage.unwrap_or(both);
+        let inactive = memory.inactive_file;
+        memory.memory.working_set = memory.memory.usage.saturating_sub(inactive);
         Ok(memory)
     }
 

@@ -244,6 +244,19 @@ async fn a_caller_that_gives_up_leaves_nothing_behind() {
 }
 
 #[tokio::test]
+async fn spared_calls_pass_and_those_that_hang_are_held() {
+    let bench = Bench::new();
+    bench.proxy.inject("StartContainer", Fault::Hang);
+    let held = bench.start();
+    bench.pending(1).await;
+    bench.proxy.spare_all();
+    bench.start().await.unwrap().unwrap();
+    assert!(!held.is_finished() && bench.started() == 1);
+    held.abort();
+    bench.pending(0).await;
+}
+
+#[tokio::test]
 async fn any_method_means_those_without_a_fault_of_their_own() {
     let bench = Bench::new();
     bench.proxy.inject(ANY_METHOD, Fault::Error(Code::Internal, "all".into()));

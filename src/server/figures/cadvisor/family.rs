@@ -1,7 +1,7 @@
 //! A family of figures of cgroups as data: its name, and how it is told of one.
 
 use k8s_openapi::jiff::Timestamp;
-use longshore_metrics::{Kind, Labels, Samples};
+use longshore_metrics::{Kind, Labels, Moment, Samples};
 
 use crate::stats::{Cpu, Group, MemoryUse, Reading, Snapshot, Throttling};
 
@@ -72,11 +72,15 @@ impl Subject<'_> {
 pub(super) struct Values<'a, 'b> {
     samples: &'a mut Samples<'b>,
     labels: &'a Labels,
-    at: Option<i64>,
+    at: Option<&'a Moment>,
 }
 
 impl<'a, 'b> Values<'a, 'b> {
-    pub(super) fn new(samples: &'a mut Samples<'b>, labels: &'a Labels, at: Option<i64>) -> Self {
+    pub(super) fn new(
+        samples: &'a mut Samples<'b>,
+        labels: &'a Labels,
+        at: Option<&'a Moment>,
+    ) -> Self {
         Self { samples, labels, at }
     }
 
@@ -90,6 +94,6 @@ impl<'a, 'b> Values<'a, 'b> {
 
     /// One of several samples that these labels tell apart.
     pub(super) fn add_of(&mut self, more: &[(&str, &str)], value: f64) {
-        self.samples.add_of(self.labels, &Labels::new(more), value, self.at);
+        self.samples.add_of(self.labels, more, value, self.at);
     }
 }

@@ -1,7 +1,7 @@
 //! Figures of the machine that hardly change.
 
 use k8s_openapi::jiff::Timestamp;
-use longshore_metrics::{Kind, Labels, Text};
+use longshore_metrics::{Kind, Labels, Moment, Text};
 
 use crate::server::figures::facts::Facts;
 
@@ -26,9 +26,9 @@ pub(super) fn families(facts: &Facts, text: &mut Text) {
         ("machine_id", &machine.machine_id),
         ("system_uuid", &machine.system_uuid),
     ]);
-    let now = Timestamp::now().as_millisecond();
+    let now = Moment::of_millis(Timestamp::now().as_millisecond());
     let mut gauge = |name: &str, help: &str, value: f64| {
-        text.family(name, help, Kind::Gauge).add_at(&labels, value, now);
+        text.family(name, help, Kind::Gauge).add_at(&labels, value, &now);
     };
     // Books and drawers are levels of one architecture's topology, and 0 on all others.
     gauge("machine_cpu_books", "Number of CPU books.", 0.0);
@@ -42,10 +42,10 @@ pub(super) fn families(facts: &Facts, text: &mut Text) {
     let help = "NVM capacity value labeled by NVM mode (memory mode or app direct mode).";
     let mut capacity = text.family("machine_nvm_capacity", help, Kind::Gauge);
     for mode in ["app_direct_mode", "memory_mode"] {
-        capacity.add_at(&labels.clone().and("mode", mode), 0.0, now);
+        capacity.add_at(&labels.clone().and("mode", mode), 0.0, &now);
     }
     let help = "1 if there was an error while getting machine metrics, 0 otherwise.";
     text.family("machine_scrape_error", help, Kind::Gauge).add(&Labels::NONE, 0.0);
     let help = "Amount of swap memory available on the machine.";
-    text.family("machine_swap_bytes", help, Kind::Gauge).add_at(&labels, machine.swap as f64, now);
+    text.family("machine_swap_bytes", help, Kind::Gauge).add_at(&labels, machine.swap as f64, &now);
 }

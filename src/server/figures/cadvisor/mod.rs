@@ -1,6 +1,6 @@
 //! `/metrics/cadvisor`: figures of all cgroups by the names that cAdvisor gave them, and of the
-//! machine. Families are written one at a time as the scraper reads, for the page of a full node
-//! has some megabytes.
+//! machine. The page of a full node has some megabytes, so it is written in pieces as the scraper
+//! reads.
 
 mod cpu;
 mod disk;
@@ -12,12 +12,13 @@ mod process;
 #[cfg(test)]
 mod tests;
 
+use std::convert::Infallible;
 use std::sync::{Arc, LazyLock};
 
 use axum::body::{Body, Bytes};
 use futures::stream;
 use k8s_openapi::jiff::Timestamp;
-use longshore_metrics::{Kind, Labels, Text};
+use longshore_metrics::{Kind, Labels, Moment, Text};
 
 use self::family::{Family, Subject, Values};
 use super::Figures;
@@ -32,8 +33,11 @@ static FAMILIES: LazyLock<Vec<&'static Family>> = LazyLock::new(|| {
     all
 });
 
-/// Bytes of a sample of a container, with two ids of 64 letters among its labels.
-const LINE: usize = 448;
+/// A piece of the page has so many bytes, and a few lines more: memory for larger ones would be taken
+/// from the kernel and given back each time.
+const PIECE: usize = 56 << 10;
+/// What a piece fits into, lest it be copied as it grows.
+const ROOM: usize = 64 << 10;
 
 /// What there is on the page, in order.
 #[derive(Clone, Copy)]
@@ -67,40 +71,61 @@ pub(super) async fn page(figures: &Figures) -> Body {
     let snapshot = figures.snapshot(Detail::Everything).await;
     let snapshot = snapshot.inspect_err(|error| tracing::warn!(%error, "no figures of cgroups"));
     let image = figures.shared.facts.sandbox_image().await;
-    let page = Page { view: snapshot.ok().map(|snapshot| View::new(snapshot, image)) };
-    let (page, figures) = (Arc::new(page), figures.clone());
-    let chunks = parts().into_iter().filter_map(move |part| {
-        let mut text = Text::with_capacity(page.room(part));
-        page.write(part, &figures, &mut text);
-        let text = text.finish();
-        (!text.is_empty()).then(|| Ok::<_, std::convert::Infallible>(Bytes::from(text)))
-    });
-    Body::from_stream(stream::iter(chunks))
+    let view = snapshot.ok().map(|snapshot| View::new(snapshot, image));
+    let pieces =
+        Pieces { view, figures: figures.clone(), parts: parts(), part: 0, told: Told::default() };
+    Body::from_stream(stream::iter(pieces.map(Ok::<_, Infallible>)))
 }
 
-struct Page {
+/// The page in pieces, each written when the one before has been taken.
+struct Pieces {
     /// `None` if nothing could be read.
     view: Option<View>,
+    figures: Figures,
+    parts: Vec<Part>,
+    /// The part that is next...
+    part: usize,
+    /// ...and how far it has been told, if it is a family of cgroups.
+    told: Told,
 }
 
-impl Page {
-    /// Bytes that nearly every part fits into: what grows bit by bit is copied as often.
-    fn room(&self, part: Part) -> usize {
-        match (part, &self.view) {
-            (Part::Cgroups(_), Some(view)) => LINE * (view.subjects.len() + 1),
-            _ => 0,
-        }
-    }
+/// How far a family has been told.
+#[derive(Clone, Copy, Default)]
+struct Told {
+    subjects: usize,
+    begun: bool,
+}
 
-    fn write(&self, part: Part, figures: &Figures, text: &mut Text) {
-        let facts = &figures.shared.facts;
+impl Iterator for Pieces {
+    type Item = Bytes;
+
+    fn next(&mut self) -> Option<Bytes> {
+        let mut text = Text::with_capacity(ROOM);
+        while text.len() < PIECE
+            && let Some(part) = self.parts.get(self.part)
+        {
+            if let (Part::Cgroups(family), Some(view)) = (part, &self.view) {
+                self.told = view.write(family, self.told, &mut text);
+                if self.told.subjects < view.subjects.len() {
+                    continue;
+                }
+                self.told = Told::default();
+            } else {
+                self.write(*part, &mut text);
+            }
+            self.part += 1;
+        }
+        (!text.is_empty()).then(|| Bytes::from(text.finish()))
+    }
+}
+
+impl Pieces {
+    /// What is not about cgroups.
+    fn write(&self, part: Part, text: &mut Text) {
+        let facts = &self.figures.shared.facts;
         match part {
             Part::Version => machine::version(facts, text),
-            Part::Cgroups(family) => {
-                if let Some(view) = &self.view {
-                    view.write(family, text);
-                }
-            }
+            Part::Cgroups(_) => {}
             Part::Error => {
                 let help = "1 if there was an error while getting container metrics, 0 otherwise";
                 let failed = f64::from(u8::from(self.view.is_none()));
@@ -120,6 +145,8 @@ struct View {
 struct Labelled {
     place: Place,
     labels: Labels,
+    /// When it was read.
+    at: Moment,
     started: Option<Timestamp>,
 }
 
@@ -183,7 +210,8 @@ impl View {
                 && seen.insert(group.path.as_str())
             {
                 let labels = names.labels(&group.path);
-                subjects.push(Labelled { place, labels, started: started.or(group.created) });
+                let at = Moment::of_millis(group.reading.at.as_millisecond());
+                subjects.push(Labelled { place, labels, at, started: started.or(group.created) });
             }
         };
         add(Place::Node, Names::default(), None);
@@ -213,9 +241,14 @@ impl View {
         Self { snapshot, subjects }
     }
 
-    fn write(&self, family: &Family, text: &mut Text) {
-        let mut samples = text.family(family.name, family.help, family.kind);
-        for labelled in &self.subjects {
+    /// Go on with a family until the text is a piece, or it is told of all.
+    fn write(&self, family: &Family, told: Told, text: &mut Text) -> Told {
+        let mut samples = text.family(family.name, family.help, family.kind).continued(told.begun);
+        let mut next = told.subjects;
+        while samples.written() < PIECE
+            && let Some(labelled) = self.subjects.get(next)
+        {
+            next += 1;
             let Some(group) = labelled.place.of(&self.snapshot) else { continue };
             let subject = Subject {
                 group,
@@ -223,9 +256,10 @@ impl View {
                 started: labelled.started,
                 is_node: matches!(labelled.place, Place::Node),
             };
-            let at = family.timed.then(|| group.reading.at.as_millisecond());
+            let at = family.timed.then_some(&labelled.at);
             let mut values = Values::new(&mut samples, &labelled.labels, at);
             (family.tell)(&subject, &mut values);
         }
+        Told { subjects: next, begun: samples.begun() }
     }
 }

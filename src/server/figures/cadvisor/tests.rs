@@ -7,11 +7,29 @@ use crate::stats::fixture::{AT, container, pod, snapshot};
 
 fn parsed(snapshot: Snapshot) -> (String, Parsed) {
     let view = View::new(Arc::new(snapshot), "registry/pause:\"1\"\\");
-    let mut text = Text::new();
-    FAMILIES.iter().for_each(|family| view.write(family, &mut text));
-    let text = text.finish();
-    let page = parse(&text).unwrap();
-    (text, page)
+    let mut page = String::new();
+    for family in FAMILIES.iter() {
+        let mut told = Told::default();
+        while told.subjects < view.subjects.len() {
+            let mut text = Text::new();
+            told = view.write(family, told, &mut text);
+            assert!(text.len() <= ROOM, "{}", family.name);
+            page += &text.finish();
+        }
+    }
+    let parsed = parse(&page).unwrap();
+    (page, parsed)
+}
+
+#[test]
+fn a_large_page_has_several_pieces() {
+    let pods = (0..300).map(|at| {
+        let (name, id) = (format!("pod-{at}"), format!("{at:064}"));
+        pod(&name, &at.to_string(), AT - 9, vec![container(&id, "c", AT)])
+    });
+    let (text, page) = parsed(snapshot(pods.collect()));
+    assert!(text.len() > 3 * ROOM);
+    assert_eq!(page.families["container_tasks_state"].samples.len(), 5 * (3 + 3 * 300));
 }
 
 #[test]
