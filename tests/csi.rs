@@ -13,7 +13,7 @@ use common::csi::{
 use common::{Cluster, FOREVER, PATIENCE, script, uid};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, ListParams, Patch, PatchParams};
 use longshore_csi::Code;
 use longshore_csi::v1::node_service_capability::rpc::Type;
 use longshore_testkit::csi::CsiOptions;
@@ -71,7 +71,7 @@ async fn a_volume_waits_for_its_attachment() {
     assert_eq!(calls(&driver), Vec::<String>::new(), "nothing is done before it is attached");
     let unique = format!("kubernetes.io/csi/{DRIVER}^handle-of-pv");
     assert_eq!(volumes_in_use(&cluster).await, [unique]);
-    let name = attachment("handle-of-pv", &cluster.host.name());
+    let name = attachment("handle-of-pv", DRIVER, &cluster.host.name());
     let attachments: Api<VolumeAttachment> = Api::all(cluster.client.clone());
     wait_until(PATIENCE, "the cluster asks for the attachment", async || {
         attachments.get(&name).await.map(drop)
@@ -91,10 +91,93 @@ async fn a_volume_waits_for_its_attachment() {
     cluster.host.assert_clean();
 }
 
-fn attachment(handle: &str, node: &str) -> String {
+fn attachment(handle: &str, driver: &str, node: &str) -> String {
     use sha2::{Digest, Sha256};
-    let digest = Sha256::digest(format!("{handle}{DRIVER}{node}"));
+    let digest = Sha256::digest(format!("{handle}{driver}{node}"));
     format!("csi-{}", digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+}
+
+/// Attaches what the cluster has asked to be attached under that name, as an attacher does.
+async fn attach(cluster: &Cluster, name: &str) -> VolumeAttachment {
+    let attachments: Api<VolumeAttachment> = Api::all(cluster.client.clone());
+    wait_until(PATIENCE, "the cluster asks for the attachment", async || {
+        attachments.get(name).await.map(drop)
+    })
+    .await
+    .unwrap();
+    let status = Patch::Merge(json!({"status": {"attached": true}}));
+    attachments.patch_status(name, &PatchParams::default(), &status).await.unwrap()
+}
+
+#[tokio::test]
+async fn volumes_of_a_kind_that_the_driver_has_taken_over_are_its_own() {
+    const AWS: &str = "ebs.csi.aws.com";
+    let cluster = Cluster::start().await;
+    let source = json!({"volumeID": "aws://eu-west-1a/vol-1", "fsType": "ext4"});
+    volume(&cluster, "pv", json!({"csi": null, "awsElasticBlockStore": source})).await;
+    let write = |text: &str| format!("echo -n {text} > /data/file; {FOREVER}");
+    cluster.create("claims", with_claim("pv", &write("claimed"))).await;
+    let mut spec = script(&write("described"));
+    spec["volumes"] =
+        json!([{"name": "data", "awsElasticBlockStore": {"volumeID": "vol-2", "partition": 1}}]);
+    spec["containers"][0]["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
+    cluster.create("describes", spec).await;
+    for volume in ["pv", "ebs.csi.aws.com-vol-2"] {
+        let message = format!(
+            "MountVolume.SetUp failed for volume {volume:?} : driver name {AWS} not found in the list of registered CSI drivers"
+        );
+        cluster.until_event("FailedMount", &message).await;
+    }
+
+    let driver = driver(&cluster, CsiOptions::new(AWS));
+    let node = cluster.host.name();
+    let attached = attach(&cluster, &attachment("vol-1", AWS, &node)).await.spec;
+    assert_eq!((attached.attacher.as_str(), attached.node_name), (AWS, node.clone()));
+    assert_eq!(attached.source.persistent_volume_name.as_deref(), Some("pv"));
+    let attached = attach(&cluster, &attachment("vol-2", AWS, &node)).await.spec;
+    let inline = attached.source.inline_volume_spec.unwrap();
+    assert_eq!(inline.access_modes, Some(vec!["ReadWriteOnce".to_owned()]));
+    assert_eq!(inline.csi.unwrap().volume_handle, "vol-2");
+    let pods = [cluster.until_ready("claims").await, cluster.until_ready("describes").await];
+    for (handle, content) in [("vol-1", "claimed"), ("vol-2", "described")] {
+        let file = driver.volume(handle).join("file");
+        wait_until(PATIENCE, "the container has written", async || {
+            match fs::read_to_string(&file) {
+                Ok(found) if found == content => Ok(()),
+                found => Err(format!("{found:?}")),
+            }
+        })
+        .await
+        .unwrap();
+    }
+    let mut stages = driver.stages();
+    stages.sort_by(|one, other| one.volume_id.cmp(&other.volume_id));
+    let partitions = stages.iter().map(|stage| stage.volume_context["partition"].as_str());
+    assert_eq!(partitions.collect::<Vec<_>>(), ["0", "1"]);
+    let mut in_use = volumes_in_use(&cluster).await;
+    in_use.sort();
+    assert_eq!(
+        in_use,
+        ["vol-1", "vol-2"].map(|handle| format!("kubernetes.io/csi/{AWS}^{handle}"))
+    );
+
+    for (name, pod) in ["claims", "describes"].iter().zip(&pods) {
+        cluster.delete(name).await;
+        cluster.until_gone(name).await;
+        cluster.until_traceless(&uid(pod)).await;
+    }
+    until_called(&driver, "NodeUnstageVolume", 2).await;
+    let attachments: Api<VolumeAttachment> = Api::all(cluster.client.clone());
+    wait_until(PATIENCE, "the volumes are detached", async || {
+        match attachments.list(&ListParams::default()).await {
+            Ok(left) if left.items.is_empty() => Ok(()),
+            left => Err(format!("{left:?}")),
+        }
+    })
+    .await
+    .unwrap();
+    drop(driver);
+    cluster.host.assert_clean();
 }
 
 #[tokio::test]

@@ -21,9 +21,6 @@ use super::error::Error;
 pub(super) const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
 /// The plugins of old whose volumes are left to CSI drivers, as every node has it since 1.31.
 const MIGRATED: &str = "storage.alpha.kubernetes.io/migrated-plugins";
-const MIGRATED_PLUGINS: &str = "kubernetes.io/aws-ebs,kubernetes.io/azure-disk,\
-    kubernetes.io/azure-file,kubernetes.io/cinder,kubernetes.io/gce-pd,\
-    kubernetes.io/portworx-volume,kubernetes.io/vsphere-volume";
 /// How often one thing is tried: others write these objects too.
 const TRIES: u32 = 4;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -196,10 +193,11 @@ impl CsiNode {
         }
         match known {
             Some(known) if is_of(&known, &self.name, &uid) => {
-                if annotation(&known) == Some(MIGRATED_PLUGINS) {
+                let migrated = migrated_plugins();
+                if annotation(&known) == Some(&migrated) {
                     return Ok(Some(known));
                 }
-                let changes = json!({"metadata": {"annotations": {MIGRATED: MIGRATED_PLUGINS}}});
+                let changes = json!({"metadata": {"annotations": {MIGRATED: migrated}}});
                 let (patch, params) = (Patch::Merge(changes), PatchParams::default());
                 let patched = csi_nodes.patch(&self.name, &params, &patch).await;
                 patched.map(Some).map_err(|error| Error::api("annotate the CSINode", &error))
@@ -247,6 +245,10 @@ fn is_of(csi_node: &CSINode, name: &str, uid: &str) -> bool {
     owners.into_iter().any(|owner| owner.kind == "Node" && owner.name == name && owner.uid == uid)
 }
 
+fn migrated_plugins() -> String {
+    longshore_migration::plugins().collect::<Vec<_>>().join(",")
+}
+
 fn annotation(csi_node: &CSINode) -> Option<&str> {
     csi_node.metadata.annotations.as_ref()?.get(MIGRATED).map(String::as_str)
 }
@@ -263,7 +265,7 @@ fn fresh(name: &str, uid: &str) -> CSINode {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
             owner_references: Some(vec![owner]),
-            annotations: Some([(MIGRATED.to_owned(), MIGRATED_PLUGINS.to_owned())].into()),
+            annotations: Some([(MIGRATED.to_owned(), migrated_plugins())].into()),
             ..ObjectMeta::default()
         },
         spec: CSINodeSpec { drivers: Vec::new() },

@@ -9,6 +9,8 @@ use kube::api::Api;
 use kube::{Client, Error as KubeError};
 use longshore_pod::spec;
 
+use super::migrated;
+
 /// How long one request may take, so that a silent apiserver does not hold a pod's worker.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Keeps a claim that is being deleted for as long as pods use it, this one maybe since before the
@@ -39,6 +41,9 @@ pub enum ClaimError {
     /// It leads to a volume of a kind that Kubernetes has no more.
     #[error("failed to get Plugin from volumeSpec for volume {0:?} err=no volume plugin matched")]
     NoPlugin(String),
+    /// A driver has taken over the volume's kind, and cannot know this one.
+    #[error("failed to translate in-tree pv to CSI: {0}")]
+    NotMigrated(String),
     /// A container uses the volume in a way that it is not made for.
     #[error("volume {volume} has volumeMode {mode}, but is specified in {field}")]
     Mode {
@@ -97,6 +102,8 @@ pub enum Why {
 pub(super) struct Bound {
     pub(super) claim: PersistentVolumeClaim,
     pub(super) volume: PersistentVolume,
+    /// Whether the volume was of a kind that its driver has taken over.
+    pub(super) migrated: bool,
     /// Whether the pod asks to only read it.
     pub(super) read_only: bool,
 }
@@ -137,7 +144,9 @@ pub(super) async fn bound(
     let persistent = persistent
         .map_err(|reason| not_ready(Why::NoVolume { name: volume_name.to_owned(), reason }))?;
     check_volume(&persistent, &claim).map_err(not_ready)?;
-    let bound = Bound { claim, volume: persistent, read_only };
+    let translated = migrated::of_claim(&persistent)?;
+    let migrated = translated.is_some();
+    let bound = Bound { claim, volume: translated.unwrap_or(persistent), migrated, read_only };
     check_mode(pod, volume, bound.is_block())?;
     Ok(Some(bound))
 }

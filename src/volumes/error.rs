@@ -59,16 +59,6 @@ pub enum Error {
          the feature-gate `GitRepoVolumeDriver`"
     )]
     GitRepo,
-    /// A kind of volume that a driver has taken over.
-    #[error(
-        "persistent volume of kind {kind} is served by the CSI driver {driver} alone: describe the volume by its csi source"
-    )]
-    Migrated {
-        /// The kind, as the volume's spec spells it.
-        kind: &'static str,
-        /// The driver's name.
-        driver: &'static str,
-    },
     /// A tool of the system that a volume needs is not there.
     #[error("{tool} is not installed on this node: it comes with the package {package}")]
     NoTool {

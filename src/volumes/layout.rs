@@ -83,6 +83,11 @@ pub(super) fn sub_paths_dir(pod: &Dir, volume: &str, container: &str) -> Result<
     pod.make_dir(SUB_PATHS, PRIVATE)?.make_dir(volume, PRIVATE)?.make_dir(container, PRIVATE)
 }
 
+/// A name as that of a directory: what pods describe may be named by a path.
+pub(super) fn escaped(name: &str) -> String {
+    name.replace('/', "~")
+}
+
 /// Checks that a name out of a pod's spec is one component of a path.
 pub(super) fn component<'a>(what: &'static str, name: &'a str) -> Result<&'a str, Error> {
     let reason = match name {

@@ -20,8 +20,16 @@ pub(super) struct Metrics {
     pods: Arc<Mutex<HashMap<String, Volumes>>>,
 }
 
+/// What sets a volume up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plugin {
+    pub(super) name: &'static str,
+    /// Whether another plugin served the volume before a driver took its kind over.
+    pub(super) migrated: bool,
+}
+
 /// The volumes of a pod by their name, each with its plugin and whether it is set up.
-type Volumes = BTreeMap<String, (&'static str, bool)>;
+type Volumes = BTreeMap<String, (Plugin, bool)>;
 
 impl Metrics {
     pub(super) fn new(registry: &Registry) -> Self {
@@ -68,7 +76,7 @@ impl Metrics {
     }
 
     /// A volume is to be set up for the pod with that UID.
-    pub(super) fn wants(&self, uid: &str, volume: &str, plugin: &'static str) {
+    pub(super) fn wants(&self, uid: &str, volume: &str, plugin: Plugin) {
         let mut pods = locked(&self.pods);
         let volumes = pods.entry(uid.to_owned()).or_default();
         volumes.entry(volume.to_owned()).or_insert((plugin, false));
@@ -79,7 +87,7 @@ impl Metrics {
         &self,
         uid: &str,
         volume: &str,
-        plugin: &'static str,
+        plugin: Plugin,
         began: Instant,
         outcome: &Result<T, Error>,
     ) {
@@ -110,15 +118,16 @@ impl Metrics {
 
     fn note<T>(
         &self,
-        plugin: &'static str,
+        plugin: Plugin,
         operation: &'static str,
         began: Instant,
         outcome: &Result<T, Error>,
     ) {
         let status = if outcome.is_ok() { "success" } else { "fail-unknown" };
-        self.durations.with([plugin, operation, status, "false"]).took(began.elapsed());
+        let migrated = if plugin.migrated { "true" } else { "false" };
+        self.durations.with([plugin.name, operation, status, migrated]).took(began.elapsed());
         if outcome.is_err() {
-            self.errors.with([plugin, operation]).inc();
+            self.errors.with([plugin.name, operation]).inc();
         }
     }
 }
@@ -126,8 +135,8 @@ impl Metrics {
 fn write(text: &mut Text, pods: &HashMap<String, Volumes>) {
     let mut counts: BTreeMap<(&str, &str), u32> = BTreeMap::new();
     for (plugin, is_up) in pods.values().flat_map(BTreeMap::values) {
-        *counts.entry((plugin, "desired_state_of_world")).or_default() += 1;
-        *counts.entry((plugin, "actual_state_of_world")).or_default() += u32::from(*is_up);
+        *counts.entry((plugin.name, "desired_state_of_world")).or_default() += 1;
+        *counts.entry((plugin.name, "actual_state_of_world")).or_default() += u32::from(*is_up);
     }
     let help = "Volumes of pods, by plugin: those that should be set up, and those that are.";
     let mut samples = text.family("volume_manager_total_volumes", help, Kind::Gauge);

@@ -20,6 +20,7 @@ mod layout;
 mod local;
 mod medium;
 mod metrics;
+mod migrated;
 mod mounted;
 mod nested;
 mod nfs;
@@ -61,6 +62,7 @@ use dir::Dir;
 use error::if_exists;
 use host::tools::Tools;
 use metrics::Metrics;
+use persistent::Persistent;
 use source::{Source, kind_of};
 use stats::{Stand, Standing};
 
@@ -156,8 +158,8 @@ impl Volumes {
             let source = Source::of(volume, persistent.as_ref())?;
             self.inner.metrics.wants(spec::uid(pod), &volume.name, source.plugin());
             let mut mounted = self.set_up(pod, volume, &source).await?;
-            let lasting = persistent.as_ref().map(|persistent| &persistent.spec_name);
-            mounted.name.clone_from(lasting.unwrap_or(&volume.name));
+            let lasting = persistent.as_ref().map(Persistent::dir_name);
+            mounted.name = lasting.unwrap_or_else(|| volume.name.clone());
             if source.outlives_pod() {
                 let stand = Stand::new(&source, &mounted);
                 self.inner.standing.note(spec::uid(pod), &volume.name, stand);

@@ -1,6 +1,7 @@
 //! Volumes whose data outlives the pod, and how each kind is set up. What leads there, a claim or
 //! the pod itself, makes no difference from here on.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -22,12 +23,12 @@ use super::{Inner, Mounted, Volumes, csi, layout, local, nfs};
 
 /// The mount options of a PersistentVolume from before it had a field for them; they come first.
 const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
+const READ_ONLY_MANY: &str = "ReadOnlyMany";
 
 /// A persistent volume as one pod wants it.
 #[derive(Clone, Debug)]
 pub(super) struct Persistent {
     /// The PersistentVolume's name, or for a volume that the pod itself describes, the volume's.
-    /// Its directory below the pod's is named by it.
     pub(super) spec_name: String,
     pub(super) source: PersistentSource,
     pub(super) access_modes: Vec<String>,
@@ -45,6 +46,8 @@ pub(super) struct Persistent {
     pub(super) group: Option<i64>,
     /// The name of the claim that leads there.
     pub(super) claim: Option<String>,
+    /// Whether it is of a kind that its driver has taken over.
+    pub(super) migrated: bool,
 }
 
 /// What holds the data.
@@ -62,8 +65,21 @@ pub(super) enum PersistentSource {
 impl Persistent {
     /// The volume that a claim is bound to.
     pub(super) fn of_claim(bound: &Bound) -> Result<Self, Error> {
+        let volume = Self::of_volume(&bound.volume)?;
+        let capacity = bound.claim.status.as_ref().and_then(|status| status.capacity.as_ref());
+        Ok(Self {
+            read_only: bound.read_only || volume.read_only,
+            block: bound.is_block(),
+            claim_capacity: storage(capacity),
+            claim: bound.claim.metadata.name.clone(),
+            migrated: bound.migrated,
+            ..volume
+        })
+    }
+
+    fn of_volume(volume: &PersistentVolume) -> Result<Self, Error> {
         let unknown = PersistentVolumeSpec::default();
-        let spec = bound.volume.spec.as_ref().unwrap_or(&unknown);
+        let spec = volume.spec.as_ref().unwrap_or(&unknown);
         let source = None
             .or(spec.host_path.clone().map(PersistentSource::HostPath))
             .or(spec.local.clone().map(PersistentSource::Local))
@@ -75,31 +91,24 @@ impl Persistent {
             Some(PersistentSource::Iscsi(disk)) => Some(disk.read_only),
             _ => None,
         };
-        let status = bound.claim.status.as_ref();
-        let storage = |amounts: Option<&std::collections::BTreeMap<String, Quantity>>| {
-            amounts.and_then(|amounts| amounts.get("storage")).cloned()
-        };
         let affinity = spec.node_affinity.as_ref();
-        let spec_name = bound.volume.metadata.name.clone().unwrap_or_default();
-        let annotated = bound.volume.metadata.annotations.as_ref();
+        let name = volume.metadata.name.clone().unwrap_or_default();
+        let annotated = volume.metadata.annotations.as_ref();
         let mount_options = match annotated.and_then(|all| all.get(MOUNT_OPTIONS)) {
             Some(options) => {
                 options.split(',').filter(|one| !one.is_empty()).map(str::to_owned).collect()
             }
             None => spec.mount_options.clone().unwrap_or_default(),
         };
+        let source = source.ok_or_else(|| unsupported(&name, spec))?;
         Ok(Self {
-            source: source.ok_or_else(|| unsupported(&spec_name, spec))?,
-            spec_name,
             access_modes: spec.access_modes.clone().unwrap_or_default(),
             mount_options,
-            read_only: bound.read_only || of_source.unwrap_or(false),
-            block: bound.is_block(),
+            read_only: of_source.unwrap_or(false),
             reachable: affinity.and_then(|affinity| affinity.required.clone()),
             capacity: storage(spec.capacity.as_ref()),
-            claim_capacity: storage(status.and_then(|status| status.capacity.as_ref())),
-            group: group(&bound.volume),
-            claim: bound.claim.metadata.name.clone(),
+            group: group(volume),
+            ..Self::new(name, source)
         })
     }
 
@@ -115,19 +124,42 @@ impl Persistent {
             PersistentSource::CsiInline(source) => source.read_only.unwrap_or(false),
             _ => false,
         };
-        Some(Self {
-            spec_name: volume.name.clone(),
+        Some(Self { read_only, ..Self::new(volume.name.clone(), source) })
+    }
+
+    /// What a driver has made of a volume that a pod itself describes.
+    pub(super) fn of_migrated(volume: &PersistentVolume) -> Result<Self, Error> {
+        let persistent = Self::of_volume(volume)?;
+        // There is no claim that could say so.
+        let read_only = match &persistent.source {
+            PersistentSource::Csi(source) => source.read_only.unwrap_or(false),
+            _ => false,
+        };
+        let read_only = read_only || persistent.access_modes == [READ_ONLY_MANY];
+        Ok(Self { read_only, migrated: true, ..persistent })
+    }
+
+    /// One of which no more is known.
+    fn new(spec_name: String, source: PersistentSource) -> Self {
+        Self {
+            spec_name,
             source,
             access_modes: Vec::new(),
             mount_options: Vec::new(),
-            read_only,
+            read_only: false,
             block: false,
             reachable: None,
             capacity: None,
             claim_capacity: None,
             group: None,
             claim: None,
-        })
+            migrated: false,
+        }
+    }
+
+    /// The name of its directory below the pod's.
+    pub(super) fn dir_name(&self) -> String {
+        layout::escaped(&self.spec_name)
     }
 
     /// Why it could not be set up, in upstream's words.
@@ -154,7 +186,7 @@ impl Persistent {
     pub(super) fn driven(&self) -> Option<Driven> {
         let is_driven =
             matches!(self.source, PersistentSource::Csi(_) | PersistentSource::CsiInline(_));
-        is_driven.then(|| Driven { name: self.spec_name.clone(), block: self.block })
+        is_driven.then(|| Driven { name: self.dir_name(), block: self.block })
     }
 
     /// The name of what sets it up, as upstream counts it.
@@ -213,7 +245,7 @@ impl Volumes {
         pod: &Pod,
         persistent: &Persistent,
     ) -> Result<Mounted, Error> {
-        layout::component("volume name", &persistent.spec_name)?;
+        layout::component("volume name", &persistent.dir_name())?;
         layout::component("pod UID", spec::uid(pod))?;
         let task = Task { node: &self.inner, pod, persistent };
         match &persistent.source {
@@ -250,21 +282,15 @@ impl Volumes {
 /// The annotation of a PersistentVolume that names the group which may use it.
 const GROUP: &str = "pv.beta.kubernetes.io/gid";
 
+/// How much that is.
+fn storage(amounts: Option<&BTreeMap<String, Quantity>>) -> Option<Quantity> {
+    amounts.and_then(|amounts| amounts.get("storage")).cloned()
+}
+
 /// The group in the annotation; what is no number is ignored there, as it always was.
 fn group(volume: &PersistentVolume) -> Option<i64> {
     volume.metadata.annotations.as_ref()?.get(GROUP)?.parse().ok()
 }
-
-/// The drivers that have taken over kinds of volume which were part of Kubernetes once.
-const MIGRATED: [(&str, &str); 7] = [
-    ("awsElasticBlockStore", "ebs.csi.aws.com"),
-    ("azureDisk", "disk.csi.azure.com"),
-    ("azureFile", "file.csi.azure.com"),
-    ("cinder", "cinder.csi.openstack.org"),
-    ("gcePersistentDisk", "pd.csi.storage.gke.io"),
-    ("portworxVolume", "pxd.portworx.com"),
-    ("vsphereVolume", "csi.vsphere.vmware.com"),
-];
 
 /// Kinds that are still there in the API, and that no kubelet sets up any more.
 pub(super) const REMOVED: [&str; 8] = [
@@ -281,9 +307,6 @@ pub(super) const REMOVED: [&str; 8] = [
 fn unsupported(name: &str, spec: &PersistentVolumeSpec) -> Error {
     let fields = serde_json::to_value(spec).unwrap_or_default();
     let has = |kind: &str| fields.get(kind).is_some();
-    if let Some((kind, driver)) = MIGRATED.iter().find(|(kind, _)| has(kind)) {
-        return Error::Migrated { kind, driver };
-    }
     if REMOVED.into_iter().any(has) {
         return Error::no_plugin(name);
     }

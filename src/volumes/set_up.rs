@@ -11,7 +11,8 @@ use super::payload::{Payload, Sources, fs_group};
 use super::persistent::Persistent;
 use super::source::Source;
 use super::{
-    Error, Inner, Mounted, Volumes, atomic, blocking, claims, empty_dir, error, layout, nested,
+    Error, Inner, Mounted, Volumes, atomic, blocking, claims, empty_dir, error, layout, migrated,
+    nested,
 };
 
 impl Volumes {
@@ -37,16 +38,19 @@ impl Volumes {
         volume: &Volume,
     ) -> Result<Option<Persistent>, Error> {
         let client = self.inner.objects.client();
-        let bound = claims::bound(client, pod, volume).await.map_err(|source| Error::Claim {
-            volume: volume.name.clone(),
-            source: Box::new(source),
-        })?;
-        match &bound {
-            Some(bound) => Persistent::of_claim(bound)
-                .map(Some)
-                .map_err(|error| error.of_volume(error::SET_UP, &volume.name)),
-            None => Ok(Persistent::of_pod(volume)),
-        }
+        let unready = |source| {
+            let volume = volume.name.clone();
+            Error::Claim { volume, source: Box::new(source) }
+        };
+        let bound = claims::bound(client, pod, volume).await.map_err(unready)?;
+        let persistent = match &bound {
+            Some(bound) => Some(Persistent::of_claim(bound)),
+            None => match migrated::of_pod(volume, spec::namespace(pod)).map_err(unready)? {
+                Some(translated) => Some(Persistent::of_migrated(&translated)),
+                None => Persistent::of_pod(volume).map(Ok),
+            },
+        };
+        persistent.transpose().map_err(|error| error.of_volume(error::SET_UP, &volume.name))
     }
 
     async fn set_up_source(

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{
 use serde::Serialize;
 
 use super::error::{self, Error};
+use super::metrics::Plugin;
 use super::persistent::{Persistent, REMOVED};
 
 /// The kinds of volume that the node sets up.
@@ -44,9 +45,9 @@ impl<'a> Source<'a> {
         })
     }
 
-    /// The name of what sets it up, as upstream counts it.
-    pub(super) fn plugin(&self) -> &'static str {
-        match self {
+    /// What sets it up, as upstream counts it.
+    pub(super) fn plugin(&self) -> Plugin {
+        let name = match self {
             Self::EmptyDir(_) => "kubernetes.io/empty-dir",
             Self::HostPath(_) => "kubernetes.io/host-path",
             Self::ConfigMap(_) => "kubernetes.io/configmap",
@@ -54,7 +55,8 @@ impl<'a> Source<'a> {
             Self::DownwardApi(_) => "kubernetes.io/downward-api",
             Self::Projected(_) => "kubernetes.io/projected",
             Self::Persistent(persistent) => persistent.plugin(),
-        }
+        };
+        Plugin { name, migrated: matches!(self, Self::Persistent(own) if own.migrated) }
     }
 
     /// Whether its data is not the pod's, and somebody knows how much that is: not of a directory

@@ -27,11 +27,12 @@ pub async fn cluster_with(
     object: Value,
 ) -> (Cluster, CsiDriver) {
     let cluster = Cluster::start_with(config).await;
+    let name = options.name.clone();
     let driver = driver(&cluster, options);
     if object.is_object() {
-        make::<CSIDriver>(&cluster, DRIVER, json!({"spec": object})).await;
+        make::<CSIDriver>(&cluster, &name, json!({"spec": object})).await;
     }
-    until_told(&cluster).await;
+    until_told(&cluster, &name).await;
     (cluster, driver)
 }
 
@@ -40,12 +41,12 @@ pub fn driver(cluster: &Cluster, options: CsiOptions) -> CsiDriver {
     CsiDriver::start(options, &cluster.host.dir().join("csi"), &registry).unwrap()
 }
 
-/// Until the cluster knows of the driver.
-pub async fn until_told(cluster: &Cluster) {
+/// Until the cluster knows of the driver of that name.
+pub async fn until_told(cluster: &Cluster, name: &str) {
     let csi_nodes: Api<CSINode> = Api::all(cluster.client.clone());
     wait_until(PATIENCE, "the driver is in the CSINode", async || {
         let csi_node = csi_nodes.get(&cluster.host.name()).await.map_err(|e| e.to_string())?;
-        match csi_node.spec.drivers.iter().any(|driver| driver.name == DRIVER) {
+        match csi_node.spec.drivers.iter().any(|driver| driver.name == name) {
             true => Ok(()),
             false => Err(format!("{:?}", csi_node.spec.drivers)),
         }
@@ -102,7 +103,7 @@ pub async fn volume(cluster: &Cluster, name: &str, spec: Value) {
 pub fn json_merge(object: &mut Value, fields: Value) {
     for (key, value) in fields.as_object().unwrap() {
         match &mut object[key] {
-            known @ Value::Object(_) => json_merge(known, value.clone()),
+            known @ Value::Object(_) if value.is_object() => json_merge(known, value.clone()),
             known => *known = value.clone(),
         }
     }

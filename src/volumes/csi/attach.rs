@@ -39,7 +39,7 @@ pub(super) async fn enter(task: &Task<'_>, volume: &Volume<'_>) -> Result<(), su
 
 /// Whether the volume is published to another pod. One whose start has failed so far holds nothing.
 async fn is_used_by_others(task: &Task<'_>, held: &Held) -> Result<bool, super::super::Error> {
-    let (root, name) = (task.node.root.clone(), task.persistent.spec_name.clone());
+    let (root, name) = (task.node.root.clone(), task.persistent.dir_name());
     let others = held.others(task.uid());
     super::super::blocking(move || {
         let published = BlockPlace::new(&root, &name).published;

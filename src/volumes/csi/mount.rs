@@ -24,7 +24,7 @@ const REPUBLISH: Duration = Duration::from_secs(75);
 
 /// Publishes a volume to the pod, staged before if the driver wants that. What stands is kept.
 pub(super) async fn set_up(task: &Task<'_>, volume: &Volume<'_>) -> Result<Mounted, Error> {
-    let place = Place::of_pod(&task.node.root, task.uid(), &task.persistent.spec_name);
+    let place = Place::of_pod(&task.node.root, task.uid(), &task.persistent.dir_name());
     let stands = stands(task).await?;
     if !stands || volume.policy.republishes() {
         let published = publish(task, volume, &place, stands).await;
@@ -53,7 +53,7 @@ async fn has_labels(place: &Place) -> Result<bool, Error> {
 
 /// Whether the volume is published as it should be, since the machine was started.
 pub(super) async fn stands(task: &Task<'_>) -> Result<bool, Error> {
-    let place = Place::of_pod(&task.node.root, task.uid(), &task.persistent.spec_name);
+    let place = Place::of_pod(&task.node.root, task.uid(), &task.persistent.dir_name());
     blocking(move || {
         let done = Notes::read(&place.dir)?.is_some_and(|notes| notes.is_done());
         Ok(done && Table::read()?.has(&place.mount))
@@ -170,7 +170,7 @@ fn republish_later(task: &Task<'_>) {
     let persistent = task.persistent.clone();
     let republishing = tokio::spawn(republish(node, pod, persistent));
     let handle = republishing.abort_handle();
-    task.node.csi.keep(task.uid(), &task.persistent.spec_name, Chore::Republish, handle);
+    task.node.csi.keep(task.uid(), &task.persistent.dir_name(), Chore::Republish, handle);
 }
 
 async fn republish(node: Arc<Inner>, pod: Pod, persistent: Persistent) {
@@ -191,7 +191,7 @@ async fn republish_once(task: &Task<'_>) -> Result<(), Error> {
         Source::CsiInline(source) => Volume::inline(task, source).await?,
         _ => return Ok(()),
     };
-    let place = Place::of_pod(&task.node.root, task.uid(), &task.persistent.spec_name);
+    let place = Place::of_pod(&task.node.root, task.uid(), &task.persistent.dir_name());
     if volume.policy.republishes() && stands(task).await? {
         publish(task, &volume, &place, true).await?;
     }

@@ -123,11 +123,11 @@ async fn kinds_that_nobody_sets_up_here_say_so() {
     for (source, expected) in [
         (
             json!({"awsElasticBlockStore": {"volumeID": "vol-1"}}),
-            "MountVolume.SetUp failed for volume \"a\" : persistent volume of kind awsElasticBlockStore is served by the CSI driver ebs.csi.aws.com alone: describe the volume by its csi source",
+            "MountVolume.SetUp failed for volume \"pv-a\" : driver name ebs.csi.aws.com not found in the list of registered CSI drivers",
         ),
         (
-            json!({"rbd": {"monitors": [], "image": "x"}}),
-            "Unable to attach or mount volumes: unmounted volumes=[a], unattached volumes=[], failed to process volumes=[a]: failed to get Plugin from volumeSpec for volume \"pv-a\" err=no volume plugin matched",
+            json!({"awsElasticBlockStore": {"volumeID": "aws://vol-1"}}),
+            "Unable to attach or mount volumes: unmounted volumes=[a], unattached volumes=[], failed to process volumes=[a]: failed to translate in-tree pv to CSI: failed to translate Kubernetes ID to EBS Volume ID Invalid format for AWS volume (aws://vol-1)",
         ),
         (
             json!({"fc": {"wwids": ["x"]}}),
@@ -142,13 +142,57 @@ async fn kinds_that_nobody_sets_up_here_say_so() {
         let error = world.mount(&pod_with("u1", &["a"], json!({}))).await.unwrap_err();
         assert_eq!(error, expected);
     }
-    let pod = serde_json::from_value(json!({
+}
+
+#[tokio::test]
+async fn kinds_that_are_gone_say_so() {
+    let world = World::start().await;
+    let unready = "Unable to attach or mount volumes: unmounted volumes=[a], unattached volumes=[], failed to process volumes=[a]: ";
+    let no_plugin = |volume: &str| {
+        format!(
+            "{unready}failed to get Plugin from volumeSpec for volume {volume:?} err=no volume plugin matched"
+        )
+    };
+    let mut sources = vec![
+        json!({"cephfs": {"monitors": []}}),
+        json!({"flocker": {"datasetName": "x"}}),
+        json!({"glusterfs": {"endpoints": "e", "path": "p"}}),
+        json!({"photonPersistentDisk": {"pdID": "x"}}),
+        json!({"quobyte": {"registry": "r", "volume": "v"}}),
+        json!({"rbd": {"monitors": [], "image": "x"}}),
+        json!({"scaleIO": {"gateway": "g", "system": "s", "secretRef": {"name": "x"}}}),
+        json!({"storageos": {"volumeName": "v"}}),
+    ];
+    for source in &mut sources {
+        world.claim("a", source.clone());
+        let error = world.mount(&pod_with("u1", &["a"], json!({}))).await.unwrap_err();
+        assert_eq!(error, no_plugin("pv-a"), "{source}");
+        assert_eq!(describing(&world, source).await, no_plugin("a"), "{source}");
+    }
+    for (mut source, expected) in [
+        (
+            json!({"gitRepo": {"repository": "x"}}),
+            "MountVolume.SetUp failed for volume \"a\" : git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling the feature-gate `GitRepoVolumeDriver`".to_owned(),
+        ),
+        (
+            json!({"cinder": {"volumeID": "c"}}),
+            "MountVolume.SetUp failed for volume \"cinder.csi.openstack.org-c\" : driver name cinder.csi.openstack.org not found in the list of registered CSI drivers".to_owned(),
+        ),
+        (
+            json!({"azureDisk": {"diskName": "d", "diskURI": "/d", "kind": "Shared"}}),
+            format!("{unready}failed to translate in-tree pv to CSI: kind(Shared) is not supported in csi migration"),
+        ),
+    ] {
+        assert_eq!(describing(&world, &mut source).await, expected);
+    }
+}
+
+/// Why a pod that describes a volume so does not get it.
+async fn describing(world: &World, source: &mut Value) -> String {
+    source["name"] = json!("a");
+    let pod = json!({
         "metadata": {"name": "c", "namespace": "ns", "uid": "u1"},
-        "spec": {"containers": [], "volumes": [{"name": "a", "gitRepo": {"repository": "x"}}]},
-    }));
-    let error = world.mount(&pod.unwrap()).await.unwrap_err();
-    assert_eq!(
-        error,
-        "MountVolume.SetUp failed for volume \"a\" : git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling the feature-gate `GitRepoVolumeDriver`"
-    );
+        "spec": {"containers": [], "volumes": [source]},
+    });
+    world.mount(&serde_json::from_value(pod).unwrap()).await.unwrap_err()
 }

@@ -53,7 +53,8 @@ impl Root {
     /// The mount points below, the latest first.
     pub(super) fn mounts(&self) -> Vec<PathBuf> {
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
+        let points = table.lines().filter_map(|line| line.split(' ').nth(4));
+        let points = points.map(|point| PathBuf::from(point.replace("\\040", " ")));
         let mut below: Vec<_> = points.filter(|point| point.starts_with(self.path())).collect();
         below.reverse();
         below

@@ -2,6 +2,8 @@
 //! it is to do, by VolumeAttachments, and tells the node what was done. Disks that a node logs in to
 //! by itself (iSCSI) are attached when a pod wants them.
 //!
+//! What CSI drivers have taken over of other kinds of volume is theirs here, too.
+//!
 //! Current limitations: a node that is gone for good keeps what it said that it uses; upstream
 //! takes volumes away from it after six minutes. An iSCSI disk is not kept from a second node.
 
@@ -45,19 +47,66 @@ pub(super) struct Plan {
     pub(super) told: Vec<(Key, Told)>,
 }
 
-/// The name that a volume has on a node, whatever pod uses it: driver and handle.
-fn unique_name(volume: &Value) -> String {
-    let csi = &volume["spec"]["csi"];
-    format!("{CSI}{}^{}", text(&csi["driver"]), text(&csi["volumeHandle"]))
+/// A volume as its driver knows it.
+#[derive(Debug, PartialEq, Eq)]
+struct Driven {
+    driver: String,
+    handle: String,
 }
 
-/// The name under which every attacher and node looks for the attachment.
-fn attachment_name(volume: &Value, node: &str) -> String {
-    let csi = &volume["spec"]["csi"];
-    let (driver, handle) = (text(&csi["driver"]), text(&csi["volumeHandle"]));
-    let hash = Sha256::digest(format!("{handle}{driver}{node}"));
-    let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("csi-{hex}")
+impl Driven {
+    /// The PersistentVolume; `None`: it has no driver, or one that cannot know it.
+    fn of(volume: &Value) -> Option<Self> {
+        if volume["spec"]["csi"].is_object() {
+            return Self::of_spec(&volume["spec"]);
+        }
+        let translated = longshore_migration::persistent(volume).ok().flatten()?;
+        Self::of_spec(&translated["spec"])
+    }
+
+    fn of_spec(spec: &Value) -> Option<Self> {
+        let csi = &spec["csi"];
+        let driver = csi["driver"].as_str()?.to_owned();
+        Some(Self { driver, handle: text(&csi["volumeHandle"]).to_owned() })
+    }
+
+    /// What is attached by an attachment.
+    fn attached(world: &World, attachment: &Value) -> Option<Self> {
+        let source = &attachment["spec"]["source"];
+        match source["persistentVolumeName"].as_str() {
+            Some(name) => Self::of(world.volumes.get(name)?),
+            None => Self::of_spec(&source["inlineVolumeSpec"]),
+        }
+    }
+
+    /// The name that the volume has on a node, whatever pod uses it.
+    fn unique_name(&self) -> String {
+        format!("{CSI}{}^{}", self.driver, self.handle)
+    }
+
+    /// The name under which every attacher and node looks for the attachment.
+    fn attachment_name(&self, node: &str) -> String {
+        let hash = Sha256::digest(format!("{}{}{node}", self.handle, self.driver));
+        let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("csi-{hex}")
+    }
+
+    /// Whether the driver has to attach it. One that says nothing of itself has to be waited for.
+    fn is_attachable(&self, world: &World) -> bool {
+        let needs = |driver: &Value| driver["spec"]["attachRequired"] != false;
+        world.drivers.get(&self.driver).is_none_or(needs)
+    }
+}
+
+/// A volume that is to be attached.
+struct Wanted<'a> {
+    driven: Driven,
+    /// The PersistentVolume, or what stands for a volume that a pod describes.
+    volume: &'a Value,
+    /// What an attacher is told that it is.
+    source: Value,
+    /// A pod that wants it.
+    pod: Key,
 }
 
 /// Whether this or its like made the attachment.
@@ -73,26 +122,17 @@ fn behind<'a>(world: &'a World, claim: &Key) -> Option<&'a Value> {
     (volume["spec"]["claimRef"]["uid"] == object::uid(claim)).then_some(volume)
 }
 
-/// Whether a volume has a driver that has to attach it.
-fn is_attachable(world: &World, volume: &Value) -> bool {
-    let needs = |driver: &Value| driver["spec"]["attachRequired"] != false;
-    let driver = volume["spec"]["csi"]["driver"].as_str();
-    // A driver that says nothing of itself has to be waited for.
-    driver.is_some_and(|driver| world.drivers.get(driver).is_none_or(needs))
-}
-
-/// The node that alone may have the volume, when it has it already.
-fn other_holder<'a>(world: &'a World, volume: &Value, node: &str) -> Option<&'a str> {
+/// Whether another node alone may have the volume, and has it already.
+fn is_held_elsewhere(world: &World, wanted: &Wanted<'_>, node: &str) -> bool {
     let is_shared = |mode: &Value| mode == "ReadWriteMany" || mode == "ReadOnlyMany";
-    if items(&volume["spec"]["accessModes"]).iter().any(is_shared) {
-        return None;
+    if items(&wanted.volume["spec"]["accessModes"]).iter().any(is_shared) {
+        return false;
     }
-    let name = object::name(volume);
-    let attachments = world.attachments.values().map(|attachment| &attachment["spec"]);
-    let mut holders = attachments
-        .filter(|spec| spec["source"]["persistentVolumeName"] == name)
-        .map(|spec| text(&spec["nodeName"]));
-    holders.find(|holder| *holder != node)
+    let mut others = world.attachments.values().filter(|attachment| {
+        let spec = &attachment["spec"];
+        spec["attacher"] == wanted.driven.driver.as_str() && spec["nodeName"] != node
+    });
+    others.any(|other| Driven::attached(world, other).as_ref() == Some(&wanted.driven))
 }
 
 /// What is next for a node.
@@ -102,24 +142,33 @@ pub(super) fn plan(world: &World, name: &str) -> Plan {
     if node.is_some_and(|node| !node.is_managed) {
         return plan;
     }
-    // By the name of the attachment: the volume, and a pod that wants it.
-    let mut wanted: BTreeMap<String, (&Value, Key)> = BTreeMap::new();
+    // By the name of the attachment.
+    let mut wanted: BTreeMap<String, Wanted<'_>> = BTreeMap::new();
+    let mut want = |driven: Option<Driven>, volume, source, pod: &Key| {
+        if let Some(driven) = driven.filter(|driven| driven.is_attachable(world)) {
+            let new = Wanted { volume, source, pod: pod.clone(), driven };
+            wanted.entry(new.driven.attachment_name(name)).or_insert(new);
+        }
+    };
     let mut attached: BTreeSet<String> = BTreeSet::new();
     for (key, pod) in world.pods_on(name).filter(|(_, pod)| !pod.is_over) {
         attached.extend(pod.disks.iter().cloned());
         for claim in pod.claims() {
             let Some(volume) = behind(world, &(key.0.clone(), claim)) else { continue };
             attached.extend(disk_name(&volume["spec"]["iscsi"]));
-            if is_attachable(world, volume) {
-                wanted.entry(attachment_name(volume, name)).or_insert((volume, key.clone()));
-            }
+            let source = json!({"persistentVolumeName": object::name(volume)});
+            want(Driven::of(volume), volume, source, key);
+        }
+        for volume in &pod.migrated {
+            let source = json!({"inlineVolumeSpec": volume["spec"]});
+            want(Driven::of(volume), volume, source, key);
         }
     }
     let here = |attachment: &&Value| attachment["spec"]["nodeName"] == name;
     for attachment in world.attachments.values().filter(here) {
         let own = object::name(attachment);
-        let volume = text(&attachment["spec"]["source"]["persistentVolumeName"]);
-        let unique = world.volumes.get(volume).map(unique_name).unwrap_or_default();
+        let driven = Driven::attached(world, attachment);
+        let unique = driven.map(|driven| driven.unique_name()).unwrap_or_default();
         let is_used = node.is_some_and(|node| node.in_use.contains(&unique));
         let is_deleting = object::is_deleting(attachment);
         if wanted.remove(own).is_none() && !is_used && !is_deleting && is_ours(own) {
@@ -129,16 +178,16 @@ pub(super) fn plan(world: &World, name: &str) -> Plan {
         }
     }
     let Some(node) = node else { return plan };
-    for (own, (volume, pod)) in wanted {
-        match other_holder(world, volume, name) {
-            Some(_) => {
-                let why = format!(
-                    "Multi-Attach error for volume {:?} Volume is already exclusively attached to one node and can't be attached to another",
-                    object::name(volume)
-                );
-                plan.told.extend(Told::warning("FailedAttachVolume", why).map(|told| (pod, told)));
-            }
-            None => plan.attach.push(attachment(&own, volume, name)),
+    for (own, wanted) in wanted {
+        if is_held_elsewhere(world, &wanted, name) {
+            let why = format!(
+                "Multi-Attach error for volume {:?} Volume is already exclusively attached to one node and can't be attached to another",
+                object::name(wanted.volume)
+            );
+            let told = Told::warning("FailedAttachVolume", why);
+            plan.told.extend(told.map(|told| (wanted.pod, told)));
+        } else {
+            plan.attach.push(attachment(&own, wanted, name));
         }
     }
     // A disk stays as long as it is used; what others attached is theirs to tell.
@@ -151,15 +200,15 @@ pub(super) fn plan(world: &World, name: &str) -> Plan {
     plan
 }
 
-fn attachment(name: &str, volume: &Value, node: &str) -> Value {
+fn attachment(name: &str, wanted: Wanted<'_>, node: &str) -> Value {
     json!({
         "apiVersion": "storage.k8s.io/v1",
         "kind": "VolumeAttachment",
         "metadata": {"name": name},
         "spec": {
-            "attacher": volume["spec"]["csi"]["driver"],
+            "attacher": wanted.driven.driver,
             "nodeName": node,
-            "source": {"persistentVolumeName": object::name(volume)},
+            "source": wanted.source,
         },
     })
 }

@@ -25,6 +25,9 @@ pub(super) struct Pod {
     pub(super) ephemeral: Vec<(String, Value)>,
     /// The iSCSI disks that it describes itself, by their unique names.
     pub(super) disks: Vec<String>,
+    /// The PersistentVolumes that those of its volumes stand for whose kind a CSI driver has taken
+    /// over.
+    pub(super) migrated: Vec<Value>,
     /// It succeeded or failed.
     pub(super) is_over: bool,
     pub(super) is_deleting: bool,
@@ -37,6 +40,9 @@ impl Pod {
         let volumes = items(&pod["spec"]["volumes"]);
         let named = volumes.iter().map(|v| text(&v["persistentVolumeClaim"]["claimName"]));
         let ephemeral = volumes.iter().filter(|volume| volume["ephemeral"].is_object());
+        let namespace = object::namespace(pod);
+        // What its driver cannot know is told by the node.
+        let migrated = |volume| longshore_migration::inline(volume, namespace).ok().flatten();
         Pod {
             revision: object::resource_version(pod).parse().unwrap_or(0),
             uid: object::uid(pod).to_owned(),
@@ -50,6 +56,7 @@ impl Pod {
                 })
                 .collect(),
             disks: volumes.iter().filter_map(|volume| disk_name(&volume["iscsi"])).collect(),
+            migrated: volumes.iter().filter_map(migrated).collect(),
             is_over: matches!(text(&pod["status"]["phase"]), "Succeeded" | "Failed"),
             is_deleting: object::is_deleting(pod),
             is_shut_down: object::is_deleting(pod)

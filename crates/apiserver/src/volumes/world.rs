@@ -205,8 +205,11 @@ impl World {
                 work.insert(Item::Node(text(&object["spec"]["nodeName"]).to_owned()));
                 // Others may wait for the volume to come off this node.
                 let volume = text(&object["spec"]["source"]["persistentVolumeName"]);
-                if let Some(claim) = self.volumes.get(volume).and_then(claim_of) {
-                    self.concern_nodes(&claim, work);
+                let volume = self.volumes.get(volume);
+                match volume.filter(|volume| volume["spec"]["csi"].is_object()).map(claim_of) {
+                    Some(claim) => claim.iter().for_each(|claim| self.concern_nodes(claim, work)),
+                    // Pods may describe the same volume themselves.
+                    None => work.extend(self.bound.keys().cloned().map(Item::Node)),
                 }
             }
             _ => {}
@@ -216,7 +219,8 @@ impl World {
     fn concern_pod(&self, key: &Key, pod: &Pod, work: &mut BTreeSet<Item>) {
         work.insert(Item::Pod(key.clone()));
         work.extend(used(key, pod).map(Item::Claim));
-        let has_volumes = pod.claims().next().is_some() || !pod.disks.is_empty();
+        let describes = !pod.disks.is_empty() || !pod.migrated.is_empty();
+        let has_volumes = describes || pod.claims().next().is_some();
         if !pod.node.is_empty() && has_volumes {
             work.insert(Item::Node(pod.node.clone()));
         }

@@ -140,7 +140,8 @@ fn losetup(words: &str) -> Result<String, Status> {
 fn is_mounted(path: &Path) -> Result<bool, Status> {
     let table = fs::read_to_string("/proc/self/mountinfo")
         .map_err(|error| failed("read", Path::new("/proc/self/mountinfo"), error))?;
-    let wanted = path.display().to_string();
+    // As the kernel writes it.
+    let wanted = path.display().to_string().replace(' ', "\\040");
     Ok(table.lines().any(|line| line.split(' ').nth(4) == Some(wanted.as_str())))
 }
 

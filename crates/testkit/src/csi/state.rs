@@ -122,7 +122,8 @@ impl State {
     }
 
     pub(super) fn volume(&self, handle: &str) -> PathBuf {
-        self.dir.join("volumes").join(handle)
+        // Drivers give paths and URLs as handles, too.
+        self.dir.join("volumes").join(handle.replace('/', "~"))
     }
 
     pub(super) fn inject(&self, method: &str, fault: Fault, left: Option<usize>) {

@@ -3,6 +3,7 @@
 mod devices;
 mod faults;
 mod growth;
+mod migrated;
 mod mounts;
 mod pure;
 mod sequences;

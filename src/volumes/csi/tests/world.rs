@@ -34,6 +34,8 @@ pub(super) struct World {
     drivers: Drivers,
     room: JoinHandle<()>,
     pub(super) driver: CsiDriver,
+    /// The driver's name.
+    name: String,
     pub(super) root: Root,
 }
 
@@ -44,9 +46,10 @@ impl World {
         std::fs::create_dir(root.join("node")).unwrap();
         let (drivers, room) = drivers(&root);
         let registry = root.join("node/plugins_registry");
+        let name = options.name.clone();
         let driver = CsiDriver::start(options, &root.join("driver"), &registry).unwrap();
         let volumes = volumes(&root, &api, &drivers);
-        let world = Self { volumes, api, drivers, room, driver, root };
+        let world = Self { volumes, api, drivers, room, driver, name, root };
         world.until_registered(true).await;
         if policy.is_object() {
             world.say(policy);
@@ -56,17 +59,18 @@ impl World {
 
     /// Puts the CSIDriver object in place.
     pub(super) fn say(&self, policy: Value) {
-        let path = format!("/apis/storage.k8s.io/v1/csidrivers/{DRIVER}");
+        let path = format!("/apis/storage.k8s.io/v1/csidrivers/{}", self.name);
         self.api.put(&path, json!({"spec": policy}));
     }
 
     pub(super) async fn until_registered(&self, expected: bool) {
-        until("the driver is registered", || self.drivers.get(DRIVER).is_some() == expected).await;
+        until("the driver is registered", || self.drivers.get(&self.name).is_some() == expected)
+            .await;
     }
 
     /// What is notified when the driver has no room.
     pub(super) fn exhausted(&self) -> Arc<Notify> {
-        self.drivers.exhausted(DRIVER).unwrap()
+        self.drivers.exhausted(&self.name).unwrap()
     }
 
     /// Another daemon in the place of the one that was.

@@ -66,6 +66,67 @@ fn volumes_are_attached_where_pods_use_them() {
 }
 
 #[test]
+fn what_a_driver_has_taken_over_is_attached_as_its_own() {
+    const AWS: &str = "ebs.csi.aws.com";
+    let disk = json!({"awsElasticBlockStore": {"volumeID": "aws://a/vol-1", "fsType": "xfs"}});
+    let persistent = bound_volume(|v| {
+        v["spec"].as_object_mut().unwrap().remove("hostPath");
+        v["spec"]["awsElasticBlockStore"] = disk["awsElasticBlockStore"].clone();
+    });
+    let describing = |name: &str, node: &str| {
+        let mut pod = pod(name, node, "none");
+        pod["spec"]["volumes"] = json!([disk.clone()]);
+        pod["spec"]["volumes"][0]["name"] = "v".into();
+        pod
+    };
+    let base = [persistent, bound_claim(|_| {}), node("n1", "a"), node("n2", "a")];
+    let plan_of = |node: &str, extra: &[Value]| plan(&world(&[&base[..], extra].concat()), node);
+    let inline = json!({"inlineVolumeSpec": {
+        "accessModes": ["ReadWriteOnce"],
+        "volumeMode": "Filesystem",
+        "csi": {"driver": AWS, "volumeHandle": "vol-1", "fsType": "xfs",
+            "volumeAttributes": {"partition": "0"}},
+    }});
+    for (source, user) in [
+        (json!({"persistentVolumeName": "v"}), pod("p", "n1", "c")),
+        (inline, describing("p", "n1")),
+    ] {
+        let asked = plan_of("n1", std::slice::from_ref(&user));
+        let [attachment] = &asked.attach[..] else { panic!("{asked:?}") };
+        let expected = json!({"attacher": AWS, "nodeName": "n1", "source": source});
+        assert_eq!(attachment["spec"], expected);
+
+        let mut attachment = attachment.clone();
+        attachment["metadata"]["resourceVersion"] = "1".into();
+        attachment["status"] = json!({"attached": true});
+        let done = plan_of("n1", &[user, attachment.clone()]);
+        assert_eq!((done.attach, done.detach), (vec![], vec![]));
+        let name = format!("kubernetes.io/csi/{AWS}^vol-1");
+        assert_eq!(done.attached, Some(BTreeSet::from([name])));
+        let gone = plan_of("n1", std::slice::from_ref(&attachment));
+        assert_eq!(gone.detach, [attachment["metadata"]["name"].as_str().unwrap()]);
+
+        // However it is described, the disk is one.
+        for other in [pod("q", "n2", "c"), describing("q", "n2")] {
+            let second = plan_of("n2", &[other, attachment.clone()]);
+            assert!(second.attach.is_empty());
+            assert_eq!(second.told[0].1.reason, "FailedAttachVolume");
+        }
+        // And who waits for it hears of its end.
+        let objects = [describing("q", "n2"), pod("r", "n1", "c"), attachment.clone()];
+        let (mut world, mut work) = (world(&[&base[..], &objects].concat()), BTreeSet::new());
+        world.remove(&attachment, &mut work);
+        for node in ["n1", "n2"] {
+            assert!(work.contains(&Item::Node(node.into())), "{work:?}");
+        }
+    }
+    // What its driver cannot know is not attached.
+    let mut unknown = describing("p", "n1");
+    unknown["spec"]["volumes"][0]["awsElasticBlockStore"]["volumeID"] = "aws://x".into();
+    assert_eq!(plan_of("n1", &[unknown]), Plan::default());
+}
+
+#[test]
 fn a_node_is_told_of_disks_that_it_logs_in_to() {
     let source = json!({"targetPortal": "192.0.2.1", "iqn": "iqn.2026-01.com.example:t", "lun": 3});
     let name = "kubernetes.io/iscsi/192.0.2.1:iqn.2026-01.com.example:t:3".to_owned();
