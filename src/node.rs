@@ -2,8 +2,8 @@
 
 mod error;
 mod parts;
+mod rooms;
 
-use std::future::Future;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,6 +20,7 @@ use self::parts::{
     complain_about_manifests, connect_runtime, hold_lock, max_restart_delay, open_manifests,
     pod_gates, resize_rules, runtime_name,
 };
+use self::rooms::Rooms;
 use crate::admission::{self, Admission};
 use crate::certificates::{self, ClientCertificate};
 use crate::client::{self, Limits};
@@ -66,9 +67,10 @@ const DRAIN: Duration = Duration::from_secs(5);
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let config = Arc::new(config);
     let watchdog = Watchdog::from_env()?;
-    let mut rooms = Rooms { tasks: JoinSet::new(), stop: stop.clone() };
+    let mut rooms = Rooms::new(stop.clone());
     let Some(_lock) = hold_lock(&config, &mut rooms).await? else { return Ok(()) };
     let metrics = Metrics::new(&config.node_name);
+    config.gates.tell(&metrics.node);
     let registry = &metrics.node;
 
     // the runtime: one that speaks no CRI v1 is refused, one that is away is waited for
@@ -350,32 +352,6 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         warn!("not everything could be told in time");
     }
     Ok(outcome?)
-}
-
-/// The tasks of the node. One that ends early while the node runs is a fault that is told.
-struct Rooms {
-    tasks: JoinSet<()>,
-    stop: CancellationToken,
-}
-
-impl Rooms {
-    fn open(&mut self, room: impl Future<Output = ()> + Send + 'static) {
-        let stop = self.stop.clone();
-        self.tasks.spawn(async move {
-            tokio::select! {
-                () = room => {}
-                () = stop.cancelled() => {}
-            }
-        });
-    }
-
-    async fn close(mut self) {
-        while let Some(ended) = self.tasks.join_next().await {
-            if let Err(error) = ended {
-                warn!(%error, "a part of the node ended badly");
-            }
-        }
-    }
 }
 
 pub(crate) fn set_oom_score(score: i32) {

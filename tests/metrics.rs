@@ -240,6 +240,7 @@ const MIXIN: &[(&str, &[&str])] = &[
     ("process_cpu_seconds_total", &[]),
     ("go_goroutines", &[]),
     ("kubernetes_build_info", &["git_version"]),
+    ("kubernetes_feature_enabled", &["name", "stage"]),
 ];
 
 /// Kinds that rates and quantiles are taken of.

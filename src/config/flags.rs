@@ -1,16 +1,81 @@
-//! Every flag of `kubelet` 1.36 as data: its name, its type and the setting that it is; and those of
+//! Every flag of `kubelet` 1.36 as data: its name, its type and the setting that it is; those of
 //! this daemon alone: `proxy-config`, for kube-proxy in the same process, and
-//! `authorization-strict-streams`.
+//! `authorization-strict-streams`; and `pod-infra-container-image` of kubelets before 1.35.
 //!
 //! Current limitations: the flags marked `Ignored` are taken and checked but change nothing: those
 //! of the built-in cAdvisor, of log buffering and of a container GC that upstream deprecated.
 
-use super::KubeletFlags;
+use std::collections::BTreeMap;
+
 use super::pflag::Flag;
 use super::pflag::Target::{
     self, Bool, Duration, Gates, Headers, Ignored, IgnoredBool, Int, Ip, Labels, List, Long, Pairs,
     ReservedMemory, Taints, Text, Verbosity, Word,
 };
+use super::{GoDuration, KubeletConfiguration};
+
+/// The values of the command line, as given.
+#[derive(Debug)]
+pub(super) struct KubeletFlags {
+    pub(super) help: bool,
+    pub(super) version: String,
+    pub(super) config: String,
+    pub(super) config_dir: String,
+    pub(super) kubeconfig: String,
+    pub(super) bootstrap_kubeconfig: String,
+    pub(super) hostname_override: String,
+    pub(super) node_ip: String,
+    pub(super) node_labels: BTreeMap<String, String>,
+    pub(super) cert_dir: String,
+    pub(super) root_dir: String,
+    pub(super) cloud_provider: String,
+    pub(super) lock_file: String,
+    pub(super) exit_on_lock_contention: bool,
+    pub(super) runtime_cgroups: String,
+    pub(super) image_credential_provider_config: String,
+    pub(super) image_credential_provider_bin_dir: String,
+    pub(super) minimum_container_ttl: GoDuration,
+    pub(super) maximum_dead_containers_per_container: i32,
+    pub(super) maximum_dead_containers: i32,
+    pub(super) cadvisor_port: i32,
+    pub(super) allocatable_ignores_eviction: bool,
+    pub(super) proxy_config: String,
+    pub(super) strict_streams: bool,
+    pub(super) kubelet: KubeletConfiguration,
+}
+
+impl KubeletFlags {
+    /// The defaults, over these settings.
+    pub(super) fn over(kubelet: KubeletConfiguration) -> Self {
+        Self {
+            help: false,
+            version: String::new(),
+            config: String::new(),
+            config_dir: String::new(),
+            kubeconfig: String::new(),
+            bootstrap_kubeconfig: String::new(),
+            hostname_override: String::new(),
+            node_ip: String::new(),
+            node_labels: BTreeMap::new(),
+            cert_dir: "/var/lib/kubelet/pki".to_owned(),
+            root_dir: "/var/lib/kubelet".to_owned(),
+            cloud_provider: String::new(),
+            lock_file: String::new(),
+            exit_on_lock_contention: false,
+            runtime_cgroups: String::new(),
+            image_credential_provider_config: String::new(),
+            image_credential_provider_bin_dir: String::new(),
+            minimum_container_ttl: GoDuration::ZERO,
+            maximum_dead_containers_per_container: 1,
+            maximum_dead_containers: -1,
+            cadvisor_port: 0,
+            allocatable_ignores_eviction: false,
+            proxy_config: String::new(),
+            strict_streams: false,
+            kubelet,
+        }
+    }
+}
 
 /// A flag whose setting has no place in the configuration file.
 const fn own(name: &'static str, target: Target<KubeletFlags>) -> Flag<KubeletFlags> {
@@ -61,6 +126,8 @@ pub(super) static KUBELET_FLAGS: &[Flag<KubeletFlags>] = &[
     ),
     twin("maximum-dead-containers", Int(|s| &mut s.maximum_dead_containers)),
     twin("experimental-mounter-path", Ignored),
+    // gone from kubelets since 1.35, and still in the flags that an older kubeadm has left on a node
+    own("pod-infra-container-image", Ignored),
     twin("experimental-allocatable-ignore-eviction", Bool(|s| &mut s.allocatable_ignores_eviction)),
     // twins of configuration fields
     twin("enable-server", Bool(|s| &mut s.kubelet.enable_server)),

@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use longshore_metrics::{Kind, Labels, Registry, Text};
+
 /// How far a gate has come; `AllAlpha` and `AllBeta` switch by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -47,6 +49,34 @@ impl FeatureGates {
             Ga | Deprecated => None,
         };
         all.copied().filter(|_| !locked).unwrap_or(default)
+    }
+
+    /// Has `registry` tell of each gate its stage and whether it is on.
+    pub fn tell(&self, registry: &Registry) {
+        let gates = self.clone();
+        registry.collect(move |text| gates.write(text));
+    }
+
+    fn write(&self, text: &mut Text) {
+        let help =
+            "Whether a feature gate is on, and how far it has come: nothing for what is done.";
+        let mut samples = text.family("kubernetes_feature_enabled", help, Kind::Gauge);
+        for (name, _, stage, _) in GATES {
+            let labels = Labels::new(&[("name", name), ("stage", stage.name())]);
+            samples.add(&labels, f64::from(u8::from(self.enabled(name))));
+        }
+    }
+}
+
+impl Stage {
+    /// As metrics have it.
+    fn name(self) -> &'static str {
+        match self {
+            Alpha => "ALPHA",
+            Beta => "BETA",
+            Ga => "",
+            Deprecated => "DEPRECATED",
+        }
     }
 }
 
@@ -306,6 +336,23 @@ mod tests {
     #[test]
     fn the_table_is_sorted_so_that_it_can_be_searched() {
         assert!(GATES.windows(2).all(|pair| pair[0].0 < pair[1].0));
+    }
+
+    #[test]
+    fn each_gate_is_told_with_its_stage() {
+        let (registry, gates) = (Registry::default(), ("MemoryQoS".to_owned(), true));
+        FeatureGates::new(&BTreeMap::from([gates])).unwrap().tell(&registry);
+        let page = longshore_metrics::parse::parse(&registry.text()).unwrap();
+        let name = "kubernetes_feature_enabled";
+        assert_eq!(page.families[name].samples.len(), GATES.len());
+        for (gate, stage, value) in [
+            ("MemoryQoS", "ALPHA", 1.0),
+            ("ClusterTrustBundle", "BETA", 0.0),
+            ("NodeSwap", "", 1.0),
+            ("WindowsHostNetwork", "DEPRECATED", 0.0),
+        ] {
+            assert_eq!(page.sum(name, &[("name", gate), ("stage", stage)]), Some(value), "{gate}");
+        }
     }
 
     #[test]

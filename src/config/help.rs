@@ -29,10 +29,13 @@ static MEANINGS: &[(&str, &str)] = &[
         "authorization-strict-streams",
         "exec, attach, run and port-forward take leave to create, also when a GET begins them",
     ),
+    ("cadvisor-port", "port of cAdvisor's own interface; 0: none"),
     ("seccomp-default", "RuntimeDefault is the default seccomp profile"),
     ("v", "verbosity of the log: 0 to 10"),
-    ("logging-format", "text or json"),
-    ("log-flush-frequency", "how often the log is flushed"),
+    ("logging-format", "text or json; logs are text in any case"),
+    ("log-flush-frequency", "no effect: each line is written at once"),
+    ("log-text-split-stream", "no effect: all goes to stderr"),
+    ("log-json-split-stream", "no effect: all goes to stderr"),
 ];
 
 /// The groups, with who belongs to them; a flag is shown in the first that takes it.

@@ -28,7 +28,7 @@ pub use longshore_duration::{GoDuration, ParseDurationError};
 
 pub use self::eviction::Eviction;
 pub use self::file::FileError;
-use self::flags::KUBELET_FLAGS;
+use self::flags::{KUBELET_FLAGS, KubeletFlags};
 pub use self::gates::FeatureGates;
 pub use self::kubelet::*;
 use self::pflag::Parsed;
@@ -124,68 +124,6 @@ pub struct Config {
     pub warnings: Vec<String>,
     /// kube-proxy, if it runs in the same process.
     pub proxy: Option<Box<ProxyConfig>>,
-}
-
-/// The values of the command line, as given.
-#[derive(Debug)]
-struct KubeletFlags {
-    help: bool,
-    version: String,
-    config: String,
-    config_dir: String,
-    kubeconfig: String,
-    bootstrap_kubeconfig: String,
-    hostname_override: String,
-    node_ip: String,
-    node_labels: BTreeMap<String, String>,
-    cert_dir: String,
-    root_dir: String,
-    cloud_provider: String,
-    lock_file: String,
-    exit_on_lock_contention: bool,
-    runtime_cgroups: String,
-    image_credential_provider_config: String,
-    image_credential_provider_bin_dir: String,
-    minimum_container_ttl: GoDuration,
-    maximum_dead_containers_per_container: i32,
-    maximum_dead_containers: i32,
-    cadvisor_port: i32,
-    allocatable_ignores_eviction: bool,
-    proxy_config: String,
-    strict_streams: bool,
-    kubelet: KubeletConfiguration,
-}
-
-impl KubeletFlags {
-    fn over(kubelet: KubeletConfiguration) -> Self {
-        Self {
-            help: false,
-            version: String::new(),
-            config: String::new(),
-            config_dir: String::new(),
-            kubeconfig: String::new(),
-            bootstrap_kubeconfig: String::new(),
-            hostname_override: String::new(),
-            node_ip: String::new(),
-            node_labels: BTreeMap::new(),
-            cert_dir: "/var/lib/kubelet/pki".to_owned(),
-            root_dir: "/var/lib/kubelet".to_owned(),
-            cloud_provider: String::new(),
-            lock_file: String::new(),
-            exit_on_lock_contention: false,
-            runtime_cgroups: String::new(),
-            image_credential_provider_config: String::new(),
-            image_credential_provider_bin_dir: String::new(),
-            minimum_container_ttl: GoDuration::ZERO,
-            maximum_dead_containers_per_container: 1,
-            maximum_dead_containers: -1,
-            cadvisor_port: 0,
-            allocatable_ignores_eviction: false,
-            proxy_config: String::new(),
-            strict_streams: false,
-            kubelet,
-        }
-    }
 }
 
 const USAGE: &str = "\

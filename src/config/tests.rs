@@ -268,6 +268,7 @@ fn flags_win_over_the_file() {
         "--node-labels=x=1,y",
         "--node-ip=10.0.0.9,fd00::9",
         "--streaming-connection-idle-timeout=0",
+        "--pod-infra-container-image=registry.k8s.io/pause:3.10",
     ])
     .unwrap();
     let settings = &config.kubelet;
@@ -288,6 +289,7 @@ fn flags_win_over_the_file() {
     let warned = |flag| config.warnings.iter().filter(|text| text.contains(flag)).count();
     assert_eq!((warned("--max-pods is deprecated"), warned("--cluster-dns is")), (1, 1));
     assert_eq!(warned("--node-ip"), 0);
+    assert_eq!(warned("--pod-infra-container-image has no effect"), 1);
 }
 
 #[test]
@@ -387,6 +389,11 @@ fn the_program_name_chooses_the_role() {
     let groups = ["\nNode:\n", "\nGlobal:\n", "\nLogging:\n", "\nFields of", "\nAccepted"];
     let places: Vec<_> = groups.iter().map(|group| help.find(group).unwrap()).collect();
     assert!(places.is_sorted(), "{help}");
+    let unexplained = KUBELET_FLAGS.iter().filter(|flag| {
+        let line = help.lines().find(|line| line.contains(&format!("-{} ", flag.name)));
+        !flag.deprecated && !flag.target.is_ignored() && line.is_none_or(|line| line.len() <= 57)
+    });
+    assert_eq!(unexplained.map(|flag| flag.name).collect::<Vec<_>>(), [""; 0], "{help}");
     for flag in KUBELET_FLAGS {
         let dashes = if flag.name.len() == 1 { "  -" } else { "  --" };
         let shown = format!("{dashes}{} ", flag.name);

@@ -11,6 +11,7 @@ mod bundles;
 mod cache;
 mod changes;
 mod drivers;
+mod error;
 mod follow;
 mod references;
 mod tokens;
@@ -30,6 +31,8 @@ use longshore_pod::spec;
 
 pub use changes::{Changed, Changes};
 pub use drivers::follow_driver;
+pub use error::Error;
+pub(crate) use error::root_cause;
 
 use crate::config::Config;
 use bundles::Bundles;
@@ -48,55 +51,6 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The same for an object of which some version is known, and good enough.
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why an object or token could not be had. Cheap to clone: callers share one request's outcome.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum Error {
-    /// The apiserver has no such object.
-    #[error("{kind} {name:?} not found")]
-    NotFound {
-        /// `secret`, `configmap` or `runtimeclass.node.k8s.io`.
-        kind: &'static str,
-        /// The object's name.
-        name: String,
-    },
-    /// The apiserver refused or could not be reached.
-    #[error("failed to {action}: {reason}")]
-    Request {
-        /// What was asked for.
-        action: String,
-        /// The server's message, or what went wrong on the way.
-        reason: Arc<str>,
-    },
-    /// The node runs without an apiserver.
-    #[error("failed to {action}: no apiserver is configured")]
-    NoApiserver {
-        /// What was asked for.
-        action: String,
-    },
-    /// What a pod asks of trust bundles cannot be given.
-    #[error("{0}")]
-    TrustBundle(String),
-    /// A token was asked for a pod that names no service account.
-    #[error("pod names no service account to make a token for")]
-    NoServiceAccount,
-}
-
-impl Error {
-    /// Whether the object does not exist, which an `optional` reference forgives.
-    pub fn is_not_found(&self) -> bool {
-        matches!(self, Self::NotFound { .. })
-    }
-
-    fn request(action: String, error: KubeError) -> Self {
-        let reason = match error {
-            KubeError::Api(status) => status.message,
-            // The outer text is often just "service error"; the innermost says why.
-            error => root_cause(&error),
-        };
-        Self::Request { action, reason: reason.into() }
-    }
-}
-
 /// One of the secrets and configmaps that a pod refers to, if there is any, in words.
 pub fn first_reference(pod: &Pod) -> Option<String> {
     let all = references::of(pod);
@@ -114,14 +68,6 @@ async fn within<T>(
 ) -> kube::Result<T> {
     let late = |_| KubeError::Service(format!("no answer within {deadline:?}").into());
     tokio::time::timeout(deadline, request).await.map_err(late)?
-}
-
-pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }
 
 /// How changes of objects are seen.

@@ -1,13 +1,14 @@
 //! The one owner of "what does run": the pod lifecycle event generator (PLEG).
 //!
 //! A relist each second is the truth; the ends of processes, the runtime's container events and the
-//! workers' own looks at what they have just done make it quick. Every fact is stamped with the moment at which it was
-//! asked for, so an answer that was slow to come never overwrites a newer one. Workers subscribe
-//! to their pod and read nothing else.
+//! workers' own looks at what they have just done make it quick. Every fact is stamped with the
+//! moment at which it was asked for, so an answer that was slow to come never overwrites a newer
+//! one. Workers subscribe to their pod and read nothing else.
 
 mod convert;
 mod exits;
 mod metrics;
+mod record;
 mod relist;
 mod termination;
 
@@ -17,22 +18,18 @@ use std::time::{Duration, Instant};
 
 use longshore_cri::{Runtime, v1};
 use longshore_metrics::Registry;
-use longshore_pod::observed::{Container, ObservedPod, Sandbox};
+use longshore_pod::observed::{Container, ObservedPod};
 use tokio::sync::{Semaphore, watch};
-use tracing::{debug, warn};
 
 use crate::runtime::labels;
 use metrics::Metrics;
+use record::{Record, Seen, put, record};
 
 pub use relist::{PLEG_DEADLINE, run};
 
-/// So many looks that fail in a row are no passing trouble.
-const PERSISTENT: u32 = 3;
 /// Looks under way at once after a relist, which may show thousands of containers that are new. So
 /// many that some which hang hold up no others.
 const LOOKS: usize = 256;
-/// Looks at one pod under way, of which it is not shown what each has found.
-const MANY: usize = 64;
 
 /// A look at the runtime failed.
 #[derive(Debug, thiserror::Error)]
@@ -40,32 +37,6 @@ pub enum Error {
     /// The call failed.
     #[error(transparent)]
     Cri(#[from] longshore_cri::Error),
-}
-
-/// A fact and the moment at which it was asked for.
-#[derive(Debug)]
-struct Seen<T> {
-    at: Instant,
-    /// The state that lists show for it; a list with another one calls for a closer look.
-    listed: i32,
-    value: T,
-}
-
-#[derive(Debug)]
-struct Record {
-    name: String,
-    namespace: String,
-    sandboxes: HashMap<String, Seen<Sandbox>>,
-    containers: HashMap<String, Seen<Container>>,
-    /// Facts that are being looked up after a relist, by id.
-    looking: HashSet<String>,
-    /// Containers whose end is awaited, by id.
-    followed: HashSet<String>,
-    /// What is there and no look has seen yet, by id, and since when that is known.
-    unseen: HashMap<String, Instant>,
-    /// How many looks have failed since the last one that did not, and the last error, by id.
-    failures: HashMap<String, (u32, String)>,
-    published: watch::Sender<Arc<ObservedPod>>,
 }
 
 /// Handle to what runs. Cheap to clone.
@@ -311,99 +282,4 @@ impl Observer {
 pub fn overdue(relisted: Option<Instant>, started: Instant) -> Option<Duration> {
     let age = relisted.unwrap_or(started).elapsed();
     (age >= PLEG_DEADLINE).then_some(age)
-}
-
-impl Record {
-    /// A look has found out about it.
-    fn seen(&mut self, id: &str) {
-        self.unseen.remove(id);
-        self.failures.remove(id);
-    }
-
-    /// A look has failed. The first few may be a passing trouble; saying the rest once is enough.
-    fn failed(&mut self, uid: &str, id: &str, error: &longshore_cri::Error) {
-        let (failures, last) = self.failures.entry(id.to_owned()).or_default();
-        *failures = failures.saturating_add(1);
-        *last = error.to_string();
-        if *failures == PERSISTENT {
-            let (pod, namespace) = (&self.name, &self.namespace);
-            warn!(%pod, namespace, uid, id, %error, "what runs of a pod cannot be seen");
-        } else {
-            debug!(uid, id, %error, "look failed");
-        }
-    }
-
-    /// Note that something is there, if that is all that is known of it.
-    fn note(&mut self, uid: &str, id: &str, at: Instant) {
-        let is_known = self.sandboxes.contains_key(id) || self.containers.contains_key(id);
-        if !is_known && self.unseen.insert(id.to_owned(), at).is_none() {
-            self.publish(uid);
-        }
-    }
-
-    /// Show what a look has found, unless that is one of very many: while a pod is known in part,
-    /// nobody acts upon it, and to show thousands of containers thousands of times takes too long.
-    fn publish_in_time(&self, uid: &str) {
-        if self.unseen.len() <= MANY || self.looking.len() <= MANY {
-            self.publish(uid);
-        }
-    }
-
-    /// A look that a relist called for is over.
-    fn looked(&mut self, uid: &str, id: &str) {
-        self.looking.remove(id);
-        if self.looking.is_empty() {
-            self.publish(uid);
-        }
-    }
-
-    fn publish(&self, uid: &str) {
-        let mut sandboxes: Vec<Sandbox> =
-            self.sandboxes.values().map(|seen| seen.value.clone()).collect();
-        let mut containers: Vec<Container> =
-            self.containers.values().map(|seen| seen.value.clone()).collect();
-        sandboxes.sort_by(|a, b| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
-        containers.sort_by(|a, b| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
-        let pod = ObservedPod {
-            uid: uid.to_owned(),
-            name: self.name.clone(),
-            namespace: self.namespace.clone(),
-            sandboxes,
-            containers,
-            partial: !self.unseen.is_empty(),
-        };
-        self.published.send_if_modified(|published| {
-            let changed = **published != pod;
-            if changed {
-                *published = Arc::new(pod);
-            }
-            changed
-        });
-    }
-}
-
-fn record<'a>(pods: &'a mut HashMap<String, Record>, uid: &str) -> &'a mut Record {
-    pods.entry(uid.to_owned()).or_insert_with(|| Record {
-        name: String::new(),
-        namespace: String::new(),
-        sandboxes: HashMap::new(),
-        containers: HashMap::new(),
-        looking: HashSet::new(),
-        followed: HashSet::new(),
-        unseen: HashMap::new(),
-        failures: HashMap::new(),
-        published: watch::Sender::new(Arc::new(ObservedPod {
-            uid: uid.to_owned(),
-            ..ObservedPod::default()
-        })),
-    })
-}
-
-fn put<T>(map: &mut HashMap<String, Seen<T>>, id: String, seen: Seen<T>) {
-    match map.get(&id) {
-        Some(known) if known.at > seen.at => {}
-        _ => {
-            map.insert(id, seen);
-        }
-    }
 }

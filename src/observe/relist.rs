@@ -10,7 +10,8 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use super::{Error, Observer, Record, record};
+use super::record::{Record, record};
+use super::{Error, Observer};
 use crate::runtime::labels;
 
 /// How often everything is listed.

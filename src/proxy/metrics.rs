@@ -11,7 +11,7 @@ use longshore_proxy::Family;
 use longshore_proxy::accounting;
 use longshore_proxy::proxier::{Failed, Rules, Synced};
 
-use crate::config::{KUBERNETES_VERSION, go_arch};
+use crate::config::{FeatureGates, KUBERNETES_VERSION, go_arch};
 
 const FAMILY: [&str; 1] = ["ip_family"];
 
@@ -94,8 +94,9 @@ pub(super) enum Changed {
 }
 
 impl Metrics {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(gates: &FeatureGates) -> Self {
         let registry = Registry::default();
+        gates.tell(&registry);
         let slis = Registry::default();
         watch_process(&registry, tokio::runtime::Handle::current());
         let platform = format!("linux/{}", go_arch());

@@ -86,7 +86,7 @@ pub async fn run(
     if task == ProxyTask::CleanUp {
         return Ok(apply::cleanup(Limits::default()).await?);
     }
-    let metrics = Metrics::new();
+    let metrics = Metrics::new(&config.gates);
     let client = client::connect(&config, metrics.rest_client.clone()).await?;
     crate::node::set_oom_score(config.settings.oom_score_adj);
     let work = async {
@@ -115,7 +115,8 @@ pub(crate) async fn beside_kubelet(
     kubeconfig: Option<std::path::PathBuf>,
     shared: Option<Client>,
 ) {
-    let (config, metrics) = (Arc::new(config), Metrics::new());
+    let metrics = Metrics::new(&config.gates);
+    let config = Arc::new(config);
     loop {
         let client = match (client::kubeconfig(&config), &shared) {
             (None, None) => {

@@ -15,8 +15,10 @@ use super::{
 use crate::config::Config;
 
 /// What it is and how it was started.
-const ZPAGES: Zpages =
-    Zpages { component: "kubelet", paths: &["/configz", "/debug", "/healthz", "/metrics"] };
+const ZPAGES: Zpages = Zpages {
+    component: "kubelet",
+    paths: &["/configz", "/debug", "/flagz", "/healthz", "/metrics"],
+};
 
 /// What the read-only port serves, and the control plane's beside more. Nothing here changes
 /// anything or reaches into a pod.

@@ -45,6 +45,18 @@ async fn rules_follow_services_and_outlive_the_proxy() {
     ] {
         assert!(page.sum(name, &family).is_some_and(|value| value > 0.0), "{name}");
     }
+    // What the panels of the kubernetes-mixin ask of the job `kube-proxy`.
+    for (name, labels) in [
+        ("kubeproxy_sync_proxy_rules_duration_seconds_bucket", &[][..]),
+        ("kubeproxy_sync_proxy_rules_duration_seconds_count", &[]),
+        ("kubeproxy_network_programming_duration_seconds_bucket", &[]),
+        ("rest_client_requests_total", &[("code", "200")]),
+        ("rest_client_request_duration_seconds_bucket", &[("verb", "GET")]),
+        ("rest_client_request_duration_seconds_bucket", &[("verb", "POST")]),
+        ("kubernetes_feature_enabled", &[("name", "NFTablesProxyMode")]),
+    ] {
+        assert!(page.samples(name, labels).next().is_some(), "{name} {labels:?}");
+    }
 
     // Killed, it leaves its rules; started again, it changes nothing.
     let before = it.rules();

@@ -132,9 +132,15 @@ impl StatusError {
     /// 422: the object breaks these rules, one cause per field.
     #[must_use]
     pub fn invalid(resource: &Resource, name: &str, causes: Vec<Cause>) -> Self {
-        let kind = match resource.group {
-            "" => resource.kind.to_owned(),
-            group => format!("{}.{group}", resource.kind),
+        Self::invalid_kind(resource.group, resource.kind, name, causes)
+    }
+
+    /// The same for what is no resource, such as the options of a request.
+    #[must_use]
+    pub fn invalid_kind(group: &str, kind: &str, name: &str, causes: Vec<Cause>) -> Self {
+        let qualified = match group {
+            "" => kind.to_owned(),
+            group => format!("{kind}.{group}"),
         };
         let mut lines: Vec<String> = Vec::with_capacity(causes.len());
         for cause in &causes {
@@ -147,11 +153,11 @@ impl StatusError {
             [one] => one.clone(),
             many => format!("[{}]", many.join(", ")),
         };
-        Self::plain(422, "Invalid", format!("{kind} {name:?} is invalid: {all}")).with_details(
+        Self::plain(422, "Invalid", format!("{qualified} {name:?} is invalid: {all}")).with_details(
             Details {
                 name: name.to_owned(),
-                group: resource.group.to_owned(),
-                kind: resource.kind.to_owned(),
+                group: group.to_owned(),
+                kind: kind.to_owned(),
                 causes,
                 retry_after_seconds: 0,
             },

@@ -64,7 +64,7 @@ async fn logs_come_from_the_node() {
     );
     for (query, expected) in [
         ("container=x", 400),
-        ("container=c&tailLines=-1", 400),
+        ("container=c&tailLines=-1", 422),
         ("container=c&sinceTime=x", 400),
         ("container=gone", 404),
         ("container=moved", 500),

@@ -5,18 +5,19 @@
 //! credential provider plugins.
 
 mod credentials;
+mod failures;
 mod name;
 mod records;
+mod telling;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use longshore_cri::{Runtime, v1};
 use longshore_pod::Timestamp;
-use longshore_pod::backoff::{Backoff, RESTART_BASE, RESTART_MAX};
 use longshore_pod::spec::{self, ContainerKind};
 use tokio::sync::{OnceCell, Semaphore};
 use tracing::{info, warn};
@@ -31,8 +32,10 @@ use crate::client::TokenBucket;
 use crate::config::GoDuration;
 use crate::objects::Objects;
 use credentials::{Credential, SecretLogin};
+use failures::Failures;
 use name::Name;
 use records::{Access, Records};
+use telling::Telling;
 
 /// An image that the node has.
 #[derive(Clone, Debug)]
@@ -79,37 +82,6 @@ pub(super) struct Images {
     metrics: Metrics,
 }
 
-#[derive(Debug)]
-struct Failures {
-    backoff: Backoff<String>,
-    /// When a pull failed last, and the reason and message of it.
-    last: HashMap<String, (Timestamp, String)>,
-}
-
-/// What a request's outcome is told to.
-struct Telling<'a> {
-    announcer: &'a Announcer,
-    pod: &'a Pod,
-    container: Option<(ContainerKind, &'a str)>,
-}
-
-impl Telling<'_> {
-    fn say(&self, warning: bool, reason: &str, message: &str) {
-        match self.container {
-            Some((kind, name)) => {
-                self.announcer.container(self.pod, kind, name, warning, reason, message);
-            }
-            None => self.announcer.pod(self.pod, warning, reason, message),
-        }
-    }
-
-    /// A failure that has its event, of that reason and with the message of the waiting state.
-    fn fails(&self, event: &str, reason: &'static str, message: String) -> StartError {
-        self.say(true, event, &message);
-        StartError::new(reason, message)
-    }
-}
-
 impl Images {
     pub(super) fn new(
         cri: Runtime,
@@ -129,19 +101,14 @@ impl Images {
             records: Records::new(pulls.verification.clone(), &root_dir),
             root_dir,
             recovered: OnceCell::new(),
-            failures: Mutex::new(Failures {
-                backoff: Backoff::new(RESTART_BASE, RESTART_MAX),
-                last: HashMap::new(),
-            }),
+            failures: Mutex::new(Failures::new()),
             metrics,
         }
     }
 
     /// Forget the failures of a pod that is gone.
     pub(super) fn forget(&self, uid: &str) {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        failures.backoff.retain(|key| !key.starts_with(uid));
-        failures.last.retain(|key, _| !key.starts_with(uid));
+        self.failures().forget(uid);
         self.metrics.forget(uid);
     }
 
@@ -195,8 +162,9 @@ impl Images {
         if policy == "Never" {
             return Err(never());
         }
-        let key = format!("{}_{asked}", spec::uid(pod));
-        if let Some((cause, until)) = self.backing_off(&key) {
+        let key = Failures::key(spec::uid(pod), asked);
+        let waits = self.failures().wait(&key, Timestamp::now());
+        if let Some((cause, until)) = waits {
             let message = format!("Back-off pulling image {asked:?}");
             telling.say(false, "BackOff", &message);
             return Err(StartError {
@@ -228,7 +196,7 @@ impl Images {
             None => v1::Image { id: reference.clone(), ..v1::Image::default() },
         };
         drop(slot);
-        self.succeeded(&key);
+        self.failures().succeeded(&key);
         intention.pulled(&reference, Access::of(secret));
         let (took, whole) = (go_duration(started.elapsed()), go_duration(queued.elapsed()));
         let size = found.size;
@@ -337,24 +305,13 @@ impl Images {
         }
     }
 
-    fn backing_off(&self, key: &String) -> Option<(String, Timestamp)> {
-        let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        let (at, cause) = failures.last.get(key)?;
-        let until = failures.backoff.waits_until(key, *at, Timestamp::now())?;
-        Some((cause.clone(), until))
-    }
-
     fn failed(&self, key: &str, reason: &'static str, message: String) -> StartError {
-        let now = Timestamp::now();
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        failures.backoff.next(&key.to_owned(), now, now);
-        failures.last.insert(key.to_owned(), (now, format!("{reason}: {message}")));
+        self.failures().failed(key, format!("{reason}: {message}"), Timestamp::now());
         StartError::new(reason, message)
     }
 
-    fn succeeded(&self, key: &str) {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        failures.last.remove(key);
+    fn failures(&self) -> MutexGuard<'_, Failures> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -63,6 +63,13 @@ impl User {
     }
 }
 
+impl From<&longshore_tls::User> for User {
+    fn from(user: &longshore_tls::User) -> Self {
+        let longshore_tls::User { name, uid, groups, extra } = user.clone();
+        Self { uid, extra, ..Self::authenticated(name, groups) }
+    }
+}
+
 /// The other end of a connection.
 #[derive(Default)]
 pub(super) struct Peer {

@@ -9,6 +9,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
 use jiff::Timestamp;
+use longshore_tls::Verdict;
 
 use super::User;
 use super::bootstrap::{self, BootstrapToken};
@@ -16,7 +17,6 @@ use super::token_file::TokenFile;
 use crate::admission::core;
 use crate::operations::Api;
 use crate::pki;
-use crate::server::Peer;
 use crate::status::StatusError;
 use crate::tokens::{self, TokenConfig};
 
@@ -101,10 +101,10 @@ impl Authenticator {
     /// The caller. Takes bearer tokens out of the headers, so that nothing hands them on.
     pub(crate) async fn caller(
         &self,
-        peer: &Peer,
+        peer: &Verdict,
         headers: &mut HeaderMap,
     ) -> Result<User, StatusError> {
-        let certified = peer.user();
+        let certified = peer.user().map(|user| user.map(User::from));
         let token = take_bearer(headers);
         if let Ok(Some(user)) = certified {
             return Ok(user);

@@ -17,8 +17,6 @@ pub(crate) const MASTERS: &str = "system:masters";
 pub(crate) const NODES: &str = "system:nodes";
 /// The user under which this apiserver calls a node's port 10250.
 pub(crate) const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
-/// Which credential a caller has shown, among the user's extra.
-pub(crate) const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 const AUTHENTICATED: &str = "system:authenticated";
 const SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
@@ -88,6 +86,13 @@ impl User {
     /// Whether the caller has shown no credentials.
     pub(crate) fn is_anonymous(&self) -> bool {
         self.is_in(UNAUTHENTICATED)
+    }
+}
+
+impl From<&longshore_tls::User> for User {
+    fn from(user: &longshore_tls::User) -> User {
+        let longshore_tls::User { name, uid, groups, extra } = user.clone();
+        User { uid, extra, ..User::authenticated(name, groups) }
     }
 }
 

@@ -13,6 +13,7 @@ use super::{Call, Router};
 use crate::admission::core;
 use crate::gates::FeatureGates;
 use crate::kubelet::Endpoint;
+use crate::schema::{Causes, Path};
 use crate::server::{Body, BoxError};
 use crate::status::{Details, StatusError};
 
@@ -23,9 +24,9 @@ impl Router {
     pub(super) async fn log(&self, call: Call<'_>) -> Result {
         let query = &call.line.query;
         let (namespace, name) = (call.namespace(), call.path.name.as_str());
+        let options = options(query, name, self.gates)?;
         let pod = self.api.registry.get(call.resource, namespace, name).await?;
         let container = container(&pod, name, query.get("container"))?;
-        let options = options(query, self.gates)?;
         let plain = HeaderValue::from_static("text/plain");
         let Some(node) = pod["spec"]["nodeName"].as_str().filter(|node| !node.is_empty()) else {
             return Ok(respond::raw(StatusCode::OK, plain, Body::from(Bytes::new())));
@@ -89,21 +90,21 @@ pub(super) fn container<'a>(
 }
 
 /// The query for the node: what it understands, checked, and nothing else.
-fn options(query: &Query, gates: FeatureGates) -> Result<String> {
+fn options(query: &Query, pod: &str, gates: FeatureGates) -> Result<String> {
     let mut options = form_urlencoded::Serializer::new(String::new());
+    let mut causes = Causes::default();
     for name in ["follow", "previous", "timestamps"] {
         if query.flag(name) {
             options.append_pair(name, "true");
         }
     }
-    for (name, least) in [("sinceSeconds", 1), ("tailLines", 0), ("limitBytes", 1)] {
+    for (name, least, fault) in [
+        ("sinceSeconds", 1, "must be greater than 0"),
+        ("tailLines", 0, "must be greater than or equal to 0"),
+        ("limitBytes", 1, "must be greater than 0"),
+    ] {
         match query.number::<i64>(name)? {
-            Some(number) if number < least => {
-                let why = format!(
-                    "{name}: Invalid value: {number}: must be greater than or equal to {least}"
-                );
-                return Err(StatusError::bad_request(why));
-            }
+            Some(number) if number < least => causes.invalid(&Path::root(name), &number, fault),
             Some(number) => drop(options.append_pair(name, &number.to_string())),
             None => {}
         }
@@ -115,23 +116,24 @@ fn options(query: &Query, gates: FeatureGates) -> Result<String> {
             ))
         })?;
         options.append_pair("sinceTime", &time.to_string());
-    }
-    let refuse = |why: String| Err(StatusError::bad_request(why));
-    match query.get("stream") {
-        Some(_) if !gates.split_log_streams => {
-            return refuse("stream: Forbidden: may not be specified".into());
+        if query.has("sinceSeconds") {
+            let fault = "at most one of `sinceTime` or `sinceSeconds` may be specified";
+            causes.forbidden(&Path::root(""), fault);
         }
+    }
+    let path = Path::root("stream");
+    match query.get("stream") {
+        Some(_) if !gates.split_log_streams => causes.forbidden(&path, "may not be specified"),
         None | Some("All") => {}
         Some("Stdout" | "Stderr") if query.has("tailLines") => {
-            let why = "Forbidden: `tailLines` and specific `stream` are mutually exclusive for now";
-            return refuse(why.into());
+            let fault = "`tailLines` and specific `stream` are mutually exclusive for now";
+            causes.forbidden(&Path::root(""), fault);
         }
         Some(stream @ ("Stdout" | "Stderr")) => drop(options.append_pair("stream", stream)),
-        Some(other) => {
-            return refuse(format!(
-                "stream: Unsupported value: {other:?}: supported values: \"All\", \"Stderr\", \"Stdout\""
-            ));
-        }
+        Some(other) => causes.not_supported(&path, other, &["All", "Stderr", "Stdout"]),
+    }
+    if !causes.0.is_empty() {
+        return Err(StatusError::invalid_kind("", "PodLogOptions", pod, causes.0));
     }
     let options = options.finish();
     Ok(if options.is_empty() { options } else { format!("?{options}") })
@@ -195,27 +197,66 @@ mod tests {
     }
 
     #[test]
-    fn one_stream_alone_is_behind_its_gate() {
+    fn options_are_upstreams() {
         let ask = |query: &str, gates: &str| {
             let uri: Uri = format!("/api/v1/namespaces/a/pods/b/log?{query}").parse().unwrap();
             let line = RequestLine::parse(&Method::GET, &uri).unwrap();
-            options(&line.query, gates.parse().unwrap()).map_err(|error| error.message)
+            options(&line.query, "b", gates.parse().unwrap())
+                .map_err(|error| (error.code, error.message))
         };
         let open = "PodLogsQuerySplitStreams=true";
+        let invalid = |fields: &str| {
+            let message = format!("PodLogOptions \"b\" is invalid: {fields}");
+            Err((422, message))
+        };
         for (query, gates, expected) in [
-            ("", "", Ok("")),
-            ("stream=All", "", Err("stream: Forbidden: may not be specified")),
-            ("stream=Stderr", "PodLogsQuerySplitStreams=false", Err("stream: Forbidden")),
-            ("stream=Stderr", open, Ok("?stream=Stderr")),
-            ("stream=All&tailLines=1", open, Ok("?tailLines=1")),
-            ("stream=Stdout&tailLines=1", open, Err("Forbidden: `tailLines`")),
-            ("stream=stdin", open, Err("stream: Unsupported value: \"stdin\"")),
+            ("", "", Ok(String::new())),
+            ("tailLines=0&limitBytes=1", "", Ok("?tailLines=0&limitBytes=1".to_owned())),
+            (
+                "tailLines=-1",
+                "",
+                invalid("tailLines: Invalid value: -1: must be greater than or equal to 0"),
+            ),
+            (
+                "limitBytes=0&sinceSeconds=0",
+                "",
+                invalid(
+                    "[sinceSeconds: Invalid value: 0: must be greater than 0, \
+                     limitBytes: Invalid value: 0: must be greater than 0]",
+                ),
+            ),
+            (
+                "sinceSeconds=5&sinceTime=2026-01-01T00:00:00Z",
+                "",
+                invalid(
+                    ": Forbidden: at most one of `sinceTime` or `sinceSeconds` may be specified",
+                ),
+            ),
+            ("stream=All", "", invalid("stream: Forbidden: may not be specified")),
+            (
+                "stream=Stderr",
+                "PodLogsQuerySplitStreams=false",
+                invalid("stream: Forbidden: may not be specified"),
+            ),
+            ("stream=Stderr", open, Ok("?stream=Stderr".to_owned())),
+            ("stream=All&tailLines=1", open, Ok("?tailLines=1".to_owned())),
+            (
+                "stream=Stdout&tailLines=1",
+                open,
+                invalid(
+                    ": Forbidden: `tailLines` and specific `stream` are mutually exclusive for now",
+                ),
+            ),
+            (
+                "stream=stdin",
+                open,
+                invalid(
+                    "stream: Unsupported value: \"stdin\": supported values: \"All\", \
+                     \"Stderr\", \"Stdout\"",
+                ),
+            ),
         ] {
-            match (ask(query, gates), expected) {
-                (Ok(options), Ok(expected)) => assert_eq!(options, expected, "{query}"),
-                (Err(why), Err(expected)) => assert!(why.starts_with(expected), "{query}: {why}"),
-                (answer, _) => panic!("{query}: {answer:?}"),
-            }
+            assert_eq!(ask(query, gates), expected, "{query}");
         }
     }
 }

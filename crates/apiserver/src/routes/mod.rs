@@ -26,6 +26,7 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body as _, Incoming};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Request, header};
+use longshore_tls::Verdict;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -41,7 +42,6 @@ use crate::gates::FeatureGates;
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
 use crate::schema::{self, FieldValidation};
-use crate::server::Peer;
 use crate::status::StatusError;
 use crate::table::IncludeObject;
 
@@ -99,7 +99,7 @@ impl Router {
     }
 
     /// Every request gets an answer; a refusal is a `Status` object.
-    pub(crate) async fn handle(&self, peer: &Peer, request: Request<Incoming>) -> Answer {
+    pub(crate) async fn handle(&self, peer: &Verdict, request: Request<Incoming>) -> Answer {
         let began = Instant::now();
         let (method, uri) = (request.method().clone(), request.uri().clone());
         let line = RequestLine::parse(&method, &uri);
@@ -117,7 +117,7 @@ impl Router {
 
     async fn answer(
         &self,
-        peer: &Peer,
+        peer: &Verdict,
         line: &RequestLine,
         mut request: Request<Incoming>,
     ) -> Result {
@@ -144,7 +144,7 @@ impl Router {
     /// Who asks, and may.
     async fn admit(
         &self,
-        peer: &Peer,
+        peer: &Verdict,
         line: &RequestLine,
         headers: &mut HeaderMap,
     ) -> Result<User> {

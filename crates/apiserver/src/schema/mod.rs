@@ -24,6 +24,7 @@ pub use decode::{ACCEPTED, Decoded, decode};
 pub(crate) use decode::{MAX_DEPTH, json, media_type};
 pub use defaults::apply_defaults;
 pub use events::{from_storage, to_storage};
+pub(crate) use field::{Causes, Path};
 pub use names::is_dns_subdomain;
 pub(crate) use names::{label_value, qualified};
 pub(crate) use prepare::note_transition;

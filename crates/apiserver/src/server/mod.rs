@@ -13,6 +13,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use longshore_streams as streams;
+use longshore_tls::Verdict;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
@@ -21,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub(crate) use body::{Body, BoxError};
-pub(crate) use tls::{Peer, Tls, load, provider};
+pub(crate) use tls::{Tls, load, provider};
 
 use crate::routes::Router;
 
@@ -121,9 +122,9 @@ async fn connection(
     let (peer, is_http2) = {
         let (_, session) = stream.get_mut();
         session.set_buffer_limit(Some(SEND_BUFFER));
-        (tls.identify(session.peer_certificates()), session.alpn_protocol() == Some(b"h2"))
+        (tls.judge(session.peer_certificates()), session.alpn_protocol() == Some(b"h2"))
     };
-    if let Peer::Untrusted(reason) = &peer {
+    if let Verdict::Untrusted(reason) = &peer {
         tracing::info!(%reason, "a client shows a certificate that is not to be trusted");
     }
     let peer = Arc::new(peer);

@@ -1,6 +1,7 @@
 //! Whether what a token names is still there: the account, and what the token is bound to.
 
 use jiff::Timestamp;
+use longshore_tls::CREDENTIAL_ID;
 use serde_json::Value;
 
 use crate::admission::core;
@@ -104,7 +105,7 @@ fn user(claims: &Claims) -> User {
     let bound = &claims.kubernetes;
     let mut extra = Extra::new();
     if !claims.jti.is_empty() {
-        extra.insert(auth::CREDENTIAL_ID.into(), vec![format!("JTI={}", claims.jti)]);
+        extra.insert(CREDENTIAL_ID.into(), vec![format!("JTI={}", claims.jti)]);
     }
     let mut set = |key: &str, value: &str| {
         if !value.is_empty() {

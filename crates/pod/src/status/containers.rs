@@ -1,13 +1,13 @@
 //! The statuses of a pod's containers.
 
 use k8s_openapi::api::core::v1::{
-    Container, ContainerState, ContainerStateRunning, ContainerStateTerminated,
-    ContainerStateWaiting, ContainerStatus, ContainerUser, LinuxContainerUser, Pod, PodSpec,
-    PodStatus, VolumeMount, VolumeMountStatus,
+    Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStatus,
+    ContainerUser, LinuxContainerUser, Pod, PodSpec, PodStatus, VolumeMount, VolumeMountStatus,
 };
 use k8s_openapi::jiff::Timestamp;
 
 use super::resources::in_force;
+use super::states::{ended, failed, lost, ran, terminated, waiting};
 use super::{Context, time};
 use crate::observed::{self, ObservedPod, State};
 use crate::probes::{Finding, ProbeKind};
@@ -16,7 +16,6 @@ use crate::spec::{self, ContainerKind};
 /// Reason of a container that was removed because all of its pod starts afresh.
 pub(super) const RESTARTING_ALL: &str = "RestartingAllContainers";
 const LOST_REASON: &str = "ContainerStatusUnknown";
-const LOST_EXIT_CODE: i32 = 137;
 /// What the last words of all containers of a pod may take together (bytes).
 const LAST_WORDS: usize = 12 * 1024;
 
@@ -357,39 +356,6 @@ fn carried_end(told: &ContainerStatus, id: &str) -> Option<ContainerState> {
     let another = told.container_id.as_deref() != Some(id);
     let state = told.state.as_ref().filter(|state| another && state.terminated.is_some());
     state.or(told.last_state.as_ref().filter(|last| last.terminated.is_some())).cloned()
-}
-
-fn ended(state: &Option<ContainerState>) -> Option<&ContainerStateTerminated> {
-    state.as_ref()?.terminated.as_ref()
-}
-
-fn failed(end: &ContainerStateTerminated) -> bool {
-    end.exit_code != 0
-}
-
-/// Whether a status shows a container that runs.
-fn ran(status: &ContainerStatus) -> bool {
-    status.state.as_ref().is_some_and(|state| state.running.is_some())
-}
-
-fn lost(reason: &str, message: &str) -> ContainerState {
-    terminated(ContainerStateTerminated {
-        reason: Some(reason.to_owned()),
-        message: Some(message.to_owned()),
-        exit_code: LOST_EXIT_CODE,
-        ..ContainerStateTerminated::default()
-    })
-}
-
-fn terminated(ended: ContainerStateTerminated) -> ContainerState {
-    ContainerState { terminated: Some(ended), ..ContainerState::default() }
-}
-
-fn waiting(reason: &str, message: Option<String>) -> ContainerState {
-    ContainerState {
-        waiting: Some(ContainerStateWaiting { reason: Some(reason.to_owned()), message }),
-        ..ContainerState::default()
-    }
 }
 
 fn user(user: &observed::User) -> ContainerUser {

@@ -6,6 +6,7 @@ mod conditions;
 mod containers;
 mod phase;
 mod resources;
+mod states;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
