@@ -101,6 +101,7 @@ impl Volumes {
     ) -> Self {
         let root = root.into();
         let metrics = Metrics::new(registry);
+        csi::clear_unnoted(&root);
         let (devices, found) = Devices::find(&root);
         metrics.found(&found);
         for unknown in &found.unknown {
