@@ -128,7 +128,7 @@ impl World {
         assert_eq!(self.mounted(), BTreeSet::new());
         assert_eq!(self.users(), BTreeMap::new());
         let mut files = Command::new("find");
-        let files = files.arg(self.node("")).args(["!", "-type", "d"]).output().unwrap();
+        let files = files.arg("-L").arg(self.node("")).args(["!", "-type", "d"]).output().unwrap();
         assert_eq!(String::from_utf8(files.stdout).unwrap(), "");
         if let Ok(pods) = fs::read_dir(self.node("pods")) {
             assert_eq!(pods.count(), 0, "directories of pods are left");
