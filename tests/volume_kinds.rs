@@ -245,6 +245,7 @@ async fn what_cannot_be_had_is_told_in_upstreams_words() {
         ("unclaimed", claim("unclaimed"), format!("{unready}error processing PVC default/unclaimed: failed to fetch PVC from API server: persistentvolumeclaims \"unclaimed\" not found")),
         ("git", json!({"name": "v", "gitRepo": {"repository": "x"}}), "MountVolume.SetUp failed for volume \"v\" : git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling the feature-gate `GitRepoVolumeDriver`".to_owned()),
         ("nfs", json!({"name": "v", "nfs": {"server": "127.0.0.1", "path": "/"}}), "MountVolume.SetUp failed for volume \"v\" : mount".to_owned()),
+        ("iscsi", json!({"name": "v", "iscsi": {"targetPortal": "127.0.0.1", "iqn": "iqn.2020-01.org.example:disk", "lun": 0}}), "MountVolume.WaitForAttach failed for volume \"v\" : iscsiadm".to_owned()),
         ("map", json!({"name": "v", "configMap": {"name": "none"}}), "MountVolume.SetUp failed for volume \"v\" : configmap \"none\" not found".to_owned()),
     ];
     for (name, volume, _) in &cases {

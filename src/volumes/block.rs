@@ -4,6 +4,10 @@
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use tokio::time::{Instant, sleep};
 
 use super::error::Error;
 use super::host::loops;
@@ -11,6 +15,11 @@ use super::host::mounts::{self, BindOptions, Table};
 use super::host::tools::Tools;
 use super::persistent::Task;
 use super::{Mounted, blocking, layout, remove};
+
+/// A loop device holds its file open until nobody has the device open any more, be it only to look
+/// at it: how long that may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+const LOOKS: Duration = Duration::from_millis(20);
 
 /// Where the device of a volume is to be found for one pod.
 #[derive(Clone, Debug)]
@@ -56,16 +65,16 @@ impl Map {
     /// Removes the map. What is gone already is no error.
     pub(super) async fn remove(self, tools: &Tools) -> Result<(), Error> {
         self.unbind(tools).await?;
-        blocking(move || remove_file(&self.link)).await
+        blocking(move || layout::remove_file(&self.link)).await
     }
 
     /// Removes all of the map but the link, by which it is found again.
     pub(super) async fn unbind(&self, tools: &Tools) -> Result<(), Error> {
         loops::detach(tools, &self.bound).await?;
+        unmount_once_free(&self.bound).await?;
         let bound = self.bound.clone();
         blocking(move || {
-            remove::unmount(&bound)?;
-            remove_file(&bound)?;
+            layout::remove_file(&bound)?;
             match bound.parent() {
                 Some(global) => layout::remove_empty_dir(global),
                 None => Ok(()),
@@ -83,7 +92,7 @@ impl Map {
     fn link_to(&self, device: &Path) -> Result<(), Error> {
         make_parent(&self.link)?;
         if fs::read_link(&self.link).ok().as_deref() != Some(device) {
-            remove_file(&self.link)?;
+            layout::remove_file(&self.link)?;
             symlink(device, &self.link).map_err(|error| Error::io("link", &self.link, error))?;
         }
         Ok(())
@@ -104,16 +113,21 @@ impl Map {
     }
 }
 
+/// Unmounts the bind of a device that was held open by a loop device until just now.
+async fn unmount_once_free(bound: &Path) -> Result<(), Error> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let path = bound.to_owned();
+        match blocking(move || remove::unmount(&path)).await {
+            Err(error) if error.errno() == Some(Errno::EBUSY) && Instant::now() < until => {
+                sleep(LOOKS).await;
+            }
+            unmounted => return unmounted,
+        }
+    }
+}
+
 fn make_parent(path: &Path) -> Result<(), Error> {
     let Some(parent) = path.parent() else { return Ok(()) };
     layout::make_dirs(parent)
-}
-
-fn remove_file(path: &Path) -> Result<(), Error> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::io("remove", path, error))
-        }
-        _ => Ok(()),
-    }
 }

@@ -15,6 +15,10 @@ pub(super) const SET_UP: &str = "MountVolume.SetUp";
 /// Looking what is to be mounted, before that.
 pub(super) const LOOK: &str = "MountVolume.NewMounter initialization";
 pub(super) const MAP: &str = "MapVolume.MapPodDevice";
+/// Reaching what is to be mounted, and mounting it for all pods, before that.
+pub(super) const ATTACH: &str = "MountVolume.WaitForAttach";
+pub(super) const MAP_ATTACH: &str = "MapVolume.WaitForAttach";
+pub(super) const STAGE: &str = "MountVolume.MountDevice";
 /// Looking whether it can be reached from the node, before that.
 pub(super) const CHECK: &str = "MountVolume.NodeAffinity check";
 /// Looking whether its kind takes mount options.
@@ -108,6 +112,12 @@ pub enum Error {
     /// A volume has mount options, and its kind takes none.
     #[error("mount options are not supported for this volume type")]
     MountOptions,
+    /// A disk could not be reached.
+    #[error("{0}")]
+    Unreached(Box<Error>),
+    /// A device could not be mounted for all its pods.
+    #[error("{0}")]
+    Unstaged(Box<Error>),
     /// A disk did not show up after its target was logged in.
     #[error("Timed out waiting for device at path {path} after {limit:?}")]
     NoDevice {

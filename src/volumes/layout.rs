@@ -3,12 +3,13 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
-use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+
 use super::dir::Dir;
-use super::error::Error;
+use super::error::{Error, if_exists};
 
 pub(super) const PODS: &str = "pods";
 pub(super) const VOLUMES: &str = "volumes";
@@ -38,8 +39,12 @@ pub(super) fn is_own_plugin(name: &OsStr) -> bool {
 
 /// The directory of a pod, made if it is absent. `root` must exist.
 pub(super) fn pod_dir(root: &Path, uid: &str) -> Result<Dir, Error> {
-    let root = Dir::open_trusted(root)?;
-    root.make_dir(PODS, PRIVATE)?.make_dir(component("pod UID", uid)?, PRIVATE)
+    // Either may be a link to a larger disk.
+    let pods = match if_exists(Dir::open_trusted(&root.join(PODS)))? {
+        Some(pods) => pods,
+        None => Dir::open_trusted(root)?.make_dir(PODS, PRIVATE)?,
+    };
+    pods.make_dir(component("pod UID", uid)?, PRIVATE)
 }
 
 /// Where the directory of a pod is or would be.
@@ -53,16 +58,22 @@ pub(super) fn make_dirs(path: &Path) -> Result<(), Error> {
     made.map_err(|error| Error::io("create directory", path, error))
 }
 
+/// Removes a file. One that is gone already is no error.
+pub(super) fn remove_file(path: &Path) -> Result<(), Error> {
+    if_exists(fs::remove_file(path).map_err(|error| Error::io("remove", path, error))).map(drop)
+}
+
+/// Removes a directory, in which nothing may be. One that is gone already is no error.
+pub(super) fn remove_dir(path: &Path) -> Result<(), Error> {
+    let removed = fs::remove_dir(path);
+    if_exists(removed.map_err(|error| Error::io("remove directory", path, error))).map(drop)
+}
+
 /// Removes a directory if nothing is in it. One that is gone already is no error.
 pub(super) fn remove_empty_dir(path: &Path) -> Result<(), Error> {
-    match fs::remove_dir(path) {
-        Ok(()) => Ok(()),
-        Err(error)
-            if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) =>
-        {
-            Ok(())
-        }
-        Err(error) => Err(Error::io("remove directory", path, error)),
+    match remove_dir(path) {
+        Err(error) if error.errno() == Some(Errno::ENOTEMPTY) => Ok(()),
+        removed => removed,
     }
 }
 

@@ -171,7 +171,7 @@ impl Task<'_> {
         let (source, to) = (from.clone(), target.clone());
         let pods = self.node.root.join(layout::PODS);
         let (mounted, shared) = blocking(move || {
-            let table = Table::read()?;
+            let (table, pods) = (Table::read()?, mounts::real_dir(&pods));
             let shared = table.binds(&source).iter().any(|point| point.starts_with(&pods));
             Ok((table.has(&to), shared))
         })

@@ -2,7 +2,8 @@
 //! date, and takes them down when the pod is gone. Called by the pod's worker, one pod at a time.
 //! What a pod asks for is in its spec and what there is in its directory and in the kernel's table
 //! of mounts, so that a daemon that comes later goes on where this one was.
-//! Current limitations: size limits of volumes on disk are not enforced here.
+//! Current limitations: size limits of volumes on disk are not enforced here; the file system of a
+//! local volume's device does not grow with its PersistentVolume, as upstream's does.
 
 mod atomic;
 mod block;
@@ -103,6 +104,7 @@ impl Volumes {
     ) -> Self {
         let root = root.into();
         let metrics = Metrics::new(registry);
+        csi::clear_unnoted(&root);
         let (devices, found) = Devices::find(&root);
         metrics.found(&found);
         for unknown in &found.unknown {

@@ -7,11 +7,13 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
+use std::thread;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2, readlinkat};
 use nix::mount::{MsFlags, mount};
-use nix::sys::stat::{Mode, SFlag, fchmod, fstat, lstat, mkdirat};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::stat::{Mode, SFlag, fchmod, fstat, lstat, mkdirat, umask};
 
 use super::dir::Dir;
 use super::error::{Error, if_exists};
@@ -123,7 +125,7 @@ fn make(volume: &OwnedFd, root: &Path, path: &Path) -> Result<OwnedFd, Error> {
             Some(next) => next,
             None => {
                 let parent = parent.as_ref().unwrap_or(volume);
-                let new = match mkdirat(parent, name.as_os_str(), mode) {
+                let new = match make_open(parent, name.as_os_str(), mode) {
                     Ok(()) => true,
                     Err(Errno::EEXIST) => false,
                     Err(errno) => return Err(fail("create directory", &at)(errno)),
@@ -133,6 +135,7 @@ fn make(volume: &OwnedFd, root: &Path, path: &Path) -> Result<OwnedFd, Error> {
                 let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_BENEATH);
                 let made = openat2(parent, name.as_os_str(), how).map_err(fail("open", &at))?;
                 if new {
+                    // For the bits that a directory is not made with.
                     fchmod(&made, mode).map_err(fail("change mode of", &at))?;
                 }
                 made
@@ -141,6 +144,22 @@ fn make(volume: &OwnedFd, root: &Path, path: &Path) -> Result<OwnedFd, Error> {
         parent = Some(next);
     }
     parent.ok_or_else(|| fail("open", path)(Errno::ENOENT))
+}
+
+/// Makes a directory that is as open as it should be from the first moment: one that a kill has left
+/// is the pod's data, and nobody looks at its mode again. The umask, which is in the way of that, is
+/// shared by all threads but those that have left it.
+pub(super) fn make_open(parent: &OwnedFd, name: &OsStr, mode: Mode) -> nix::Result<()> {
+    let make = || {
+        unshare(CloneFlags::CLONE_FS)?;
+        umask(Mode::empty());
+        mkdirat(parent, name, mode)
+    };
+    thread::scope(|scope| {
+        let making = thread::Builder::new().spawn_scoped(scope, make);
+        let making = making.map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(0)))?;
+        making.join().unwrap_or(Err(Errno::EIO))
+    })
 }
 
 /// Opens a path of the volume, wherever links inside of it lead. One that names the volume by its

@@ -1,6 +1,5 @@
 //! Volumes that a driver gives as devices: staged once, published for each pod, and mapped into it.
 
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -83,6 +82,7 @@ pub(super) async fn take_down(node: &Arc<Inner>, uid: &str, name: &str) -> Resul
     };
     let (driver, handle) = notes.volume(&place.data)?;
     let held = node.devices.hold(&device_name(driver, handle)).await;
+    node.csi.release(uid, name);
     let client = node.csi.driver(driver)?;
     map(&node.root, uid, name).unbind(&node.tools).await?;
     // Also where nothing is published: an earlier call may have come to nothing visible.
@@ -117,17 +117,13 @@ pub(super) async fn unstage(
 
 /// Removes the directories of a device. What some driver has left in them stays, and is told.
 async fn clear(place: BlockPlace) -> Result<(), Error> {
-    blocking(move || {
-        for dir in [&place.published, &place.staging, &place.maps] {
-            match fs::remove_dir(dir) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(Error::io("remove directory", dir, error));
-                }
-                _ => {}
-            }
-        }
-        Notes::remove(&place.data)?;
-        layout::remove_empty_dir(&place.dir)
-    })
-    .await
+    blocking(move || remove(&place)).await
+}
+
+pub(super) fn remove(place: &BlockPlace) -> Result<(), Error> {
+    for dir in [&place.published, &place.staging, &place.maps] {
+        layout::remove_dir(dir)?;
+    }
+    Notes::remove(&place.data)?;
+    layout::remove_empty_dir(&place.dir)
 }

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use super::super::error::{ATTACH, MAP, MAP_ATTACH, SET_UP, STAGE};
+
 /// Why a volume of a driver could not be set up or taken down. The text is fit for a pod's event.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -110,17 +112,17 @@ impl Error {
     pub(in crate::volumes) fn operation(&self, block: bool) -> &'static str {
         match (self, block) {
             (Self::NotAttached { .. } | Self::Attachment(_) | Self::AttachLimit(_), false) => {
-                "MountVolume.WaitForAttach"
+                ATTACH
             }
             (Self::NotAttached { .. } | Self::Attachment(_) | Self::AttachLimit(_), true) => {
-                "MapVolume.WaitForAttach"
+                MAP_ATTACH
             }
-            (Self::Stage(_), false) => "MountVolume.MountDevice",
+            (Self::Stage(_), false) => STAGE,
             (Self::Stage(_), true) => "MapVolume.SetUpDevice",
             (Self::Expand(_), false) => "MountVolume.NodeExpandVolume",
             (Self::Expand(_), true) => "MapVolume.NodeExpandVolume",
-            (_, false) => super::super::error::SET_UP,
-            (_, true) => super::super::error::MAP,
+            (_, false) => SET_UP,
+            (_, true) => MAP,
         }
     }
 }

@@ -106,10 +106,8 @@ impl Follower {
         let (mut pause, mut said) = (longest, None);
         loop {
             sleep(pause).await;
-            let claim = expand::claim(&self.node, &self.pod, &self.persistent).await;
-            let next = match claim {
-                Ok(Some(claim)) => self.look(claim, &mut said).await,
-                Ok(None) => return,
+            let next = match self.look(&mut said).await {
+                Ok(next) => next,
                 Err(error) => {
                     debug!(volume = self.persistent.spec_name, "no look at its claim: {error}");
                     Next::Later
@@ -123,14 +121,19 @@ impl Follower {
         }
     }
 
-    async fn look(&mut self, claim: PersistentVolumeClaim, said: &mut Option<String>) -> Next {
-        if wanted(&claim) <= self.node.csi.sizes.get(&self.device) {
-            return Next::Whenever;
+    async fn look(&mut self, said: &mut Option<String>) -> Result<Next, Error> {
+        let claim = expand::claim(&self.node, &self.pod, &self.persistent).await?;
+        let Some(claim) = claim else { return Ok(Next::Whenever) };
+        // Somebody may have raised it by hand, without a word to the claim.
+        self.persistent.capacity = self.capacity().await?;
+        let has = self.persistent.capacity.as_ref().map_or(0, bytes);
+        if wanted(&claim).max(has) <= self.node.csi.sizes.get(&self.device) {
+            return Ok(Next::Whenever);
         }
         let version = claim.metadata.resource_version.clone();
         let is_new = self.seen != version;
         self.seen = version;
-        match self.grow(claim).await {
+        match self.grow(claim, has).await {
             Ok(()) => *said = None,
             Err(error) => {
                 let error = error.to_string();
@@ -141,13 +144,11 @@ impl Follower {
                 }
             }
         }
-        if is_new { Next::Soon } else { Next::Later }
+        Ok(if is_new { Next::Soon } else { Next::Later })
     }
 
     /// Has the driver make the volume as large as its PersistentVolume is by now.
-    async fn grow(&mut self, claim: PersistentVolumeClaim) -> Result<(), Error> {
-        self.persistent.capacity = self.capacity().await?;
-        let Some(size) = self.persistent.capacity.as_ref().map(bytes) else { return Ok(()) };
+    async fn grow(&mut self, claim: PersistentVolumeClaim, size: i128) -> Result<(), Error> {
         let held = self.node.devices.hold(&self.device).await;
         let here = self.node.csi.sizes.get(&self.device);
         if size <= here || self.refused == Some(size) {

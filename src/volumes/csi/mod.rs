@@ -31,7 +31,7 @@ use tokio::task::AbortHandle;
 
 pub use error::Error;
 pub(super) use paths::{device_of_block, device_of_mount};
-pub(super) use staging::recover;
+pub(super) use staging::{clear_unnoted, recover};
 pub(super) use stats::stats;
 
 use super::devices::Left;
@@ -99,7 +99,7 @@ impl Csi {
         before.iter().for_each(AbortHandle::abort);
     }
 
-    /// Ends all chores for a volume.
+    /// Ends all chores for a volume, which is held: what they have asked the driver for is done.
     fn release(&self, uid: &str, volume: &str) {
         let chores = self.chores().remove(&(uid.to_owned(), volume.to_owned()));
         chores.iter().flat_map(HashMap::values).for_each(AbortHandle::abort);
@@ -175,7 +175,6 @@ pub(super) async fn take_down(
     uid: &str,
     left: &Left,
 ) -> Result<(), super::Error> {
-    node.csi.release(uid, &left.name);
     match left.block {
         true => block::take_down(node, uid, &left.name).await,
         false => mount::take_down(node, uid, &left.name).await,

@@ -1,7 +1,6 @@
 //! Volumes that a driver mounts for a pod.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use tracing::{debug, warn};
 
 use super::super::host::mounts::Table;
 use super::super::persistent::{Persistent, Task};
-use super::super::{Error, Inner, Mounted, blocking};
+use super::super::{Error, Inner, Mounted, blocking, layout};
 use super::Chore;
 use super::error;
 use super::notes::Notes;
@@ -126,6 +125,7 @@ pub(super) async fn take_down(node: &Arc<Inner>, uid: &str, name: &str) -> Resul
     };
     let (driver, handle) = notes.volume(&place.dir)?;
     let held = node.devices.hold(&device_name(driver, handle)).await;
+    node.csi.release(uid, name);
     let target = place.mount.display().to_string();
     let client = node.csi.driver(driver)?;
     client.unpublish(handle, &target).await.map_err(error::Error::from)?;
@@ -144,24 +144,17 @@ pub(super) async fn write(dir: std::path::PathBuf, notes: Notes) -> Result<(), E
 /// Removes what is left of a volume that the driver has taken back. Nothing is removed of one that
 /// is mounted still.
 pub(super) async fn clear(place: Place) -> Result<(), Error> {
-    blocking(move || {
-        if Table::read()?.has(&place.mount) {
-            return Err(error::Error::StillMounted(place.mount).into());
-        }
-        remove_target(&place.mount)?;
-        Notes::remove(&place.dir)
-    })
-    .await
+    blocking(move || clear_of(&Table::read()?, &place)).await
 }
 
-/// Removes the directory that a driver should have removed.
-fn remove_target(path: &Path) -> Result<(), Error> {
-    match std::fs::remove_dir(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::io("remove directory", path, error))
-        }
-        _ => Ok(()),
+/// The same where these are the mounts.
+pub(super) fn clear_of(mounts: &Table, place: &Place) -> Result<(), Error> {
+    if mounts.has(&place.mount) {
+        return Err(error::Error::StillMounted(place.mount.clone()).into());
     }
+    // Which the driver should have removed.
+    layout::remove_dir(&place.mount)?;
+    Notes::remove(&place.dir)
 }
 
 /// Publishes the volume anew from time to time, until it is taken down.

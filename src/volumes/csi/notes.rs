@@ -90,20 +90,9 @@ impl Notes {
     pub(super) fn remove(dir: &Path) -> Result<(), Error> {
         let path = dir.join(FILE);
         // One that was being written when the daemon was killed.
-        for path in [path.with_extension("tmp"), path] {
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() != ErrorKind::NotFound => {
-                    return Err(Error::io("remove", &path, error));
-                }
-                _ => {}
-            }
-        }
-        match fs::remove_dir(dir) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(Error::io("remove directory", dir, error))
-            }
-            _ => Ok(()),
-        }
+        layout::remove_file(&path.with_extension("tmp"))?;
+        layout::remove_file(&path)?;
+        layout::remove_dir(dir)
     }
 
     pub(super) fn driver(&self) -> Option<&str> {

@@ -9,6 +9,9 @@ use super::notes::Notes;
 
 /// The plugin's name, of which names of volumes are made.
 const PLUGIN: &str = "kubernetes.io/csi";
+/// What block volumes have in directories beside their own.
+const STAGING: &str = "staging";
+const PUBLISH: &str = "publish";
 
 /// A directory of a volume: what is mounted there, and a note of what it is.
 #[derive(Debug, Clone)]
@@ -28,7 +31,11 @@ impl Place {
 
     /// Of a volume that is staged.
     pub(super) fn staged(root: &Path, driver: &str, handle: &str) -> Self {
-        let dir = staged_volumes(root).join(driver).join(hex(&[handle]));
+        Self::staged_at(staged_volumes(root).join(driver).join(hex(&[handle])))
+    }
+
+    /// Of a volume that is staged in that directory.
+    pub(super) fn staged_at(dir: PathBuf) -> Self {
         Self { mount: dir.join("globalmount"), dir }
     }
 }
@@ -59,10 +66,20 @@ impl BlockPlace {
         Self {
             data: dir.join("data"),
             maps: dir.join("dev"),
-            staging: devices.join("staging").join(volume),
-            published: devices.join("publish").join(volume),
+            staging: devices.join(STAGING).join(volume),
+            published: devices.join(PUBLISH).join(volume),
             dir,
         }
+    }
+
+    /// The name of its PersistentVolume.
+    pub(super) fn name(&self) -> String {
+        self.dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// Whether its directory is one that holds something of each volume.
+    pub(super) fn is_shared(&self) -> bool {
+        self.dir.ends_with(STAGING) || self.dir.ends_with(PUBLISH)
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use super::notes::Notes;
 use super::paths::{BlockPlace, Place, device_name, staged_volumes};
 use super::request::Volume;
 use super::{block, error, mount};
+use crate::volumes::host::mounts::Table;
 use crate::volumes::layout;
 
 /// Pauses between tries to unstage.
@@ -200,24 +202,49 @@ pub(in crate::volumes) async fn recover(node: &Arc<Inner>) {
     }
 }
 
+/// Removes the directories of volumes that have no note: their driver was not asked for anything yet,
+/// or has taken back all of it. For a daemon that starts, before it stages anything.
+pub(in crate::volumes) fn clear_unnoted(root: &Path) {
+    let cleared = places(root).and_then(|(mounts, devices)| {
+        let table = Table::read()?;
+        let unnoted = |dir: &Path| matches!(Notes::read(dir), Ok(None));
+        let mounts = mounts.iter().filter(|place| unnoted(&place.dir));
+        // Directories of all volumes lie beside those of each.
+        let devices = devices.iter().filter(|place| !place.is_shared() && unnoted(&place.data));
+        let cleared = mounts.map(|place| mount::clear_of(&table, place));
+        Ok(cleared.chain(devices.map(block::remove)).filter_map(Result::err).collect::<Vec<_>>())
+    });
+    for error in cleared.unwrap_or_else(|error| vec![error]) {
+        warn!("what is left of a volume that is not staged stays: {error}");
+    }
+}
+
 /// The volumes that are staged or mapped, as their notes tell.
 fn found(root: &Path) -> Result<Vec<Staged>, Error> {
-    let mut found = Vec::new();
-    for driver in children(&staged_volumes(root))? {
-        // Its notes lie a level deeper.
-        for volume in children(&staged_volumes(root).join(&driver))? {
-            let dir = staged_volumes(root).join(&driver).join(volume);
-            if let Some((driver, handle)) = noted(&dir) {
-                found.push(Staged::Mount { driver, handle });
-            }
+    let (mounts, devices) = places(root)?;
+    let mounts = mounts.iter().filter_map(|place| {
+        let (driver, handle) = noted(&place.dir)?;
+        Some(Staged::Mount { driver, handle })
+    });
+    let devices = devices.iter().filter_map(|place| {
+        let (driver, handle) = noted(&place.data)?;
+        Some(Staged::Block { driver, handle, name: place.name() })
+    });
+    Ok(mounts.chain(devices).collect())
+}
+
+/// Where volumes are that are mounted, and those that are devices.
+fn places(root: &Path) -> Result<(Vec<Place>, Vec<BlockPlace>), Error> {
+    let (staged, devices) = (staged_volumes(root), root.join(layout::CSI_DEVICES));
+    let mut mounts = Vec::new();
+    for driver in children(&staged)?.iter().map(|driver| staged.join(driver)) {
+        if driver != devices {
+            let volumes = children(&driver)?.into_iter();
+            mounts.extend(volumes.map(|volume| Place::staged_at(driver.join(volume))));
         }
     }
-    for name in children(&root.join(layout::CSI_DEVICES))? {
-        if let Some((driver, handle)) = noted(&BlockPlace::new(root, &name).data) {
-            found.push(Staged::Block { driver, handle, name });
-        }
-    }
-    Ok(found)
+    let names = children(&devices)?;
+    Ok((mounts, names.iter().map(|name| BlockPlace::new(root, name)).collect()))
 }
 
 fn noted(dir: &Path) -> Option<(String, String)> {
@@ -235,7 +262,10 @@ fn noted(dir: &Path) -> Option<(String, String)> {
 
 fn children(dir: &Path) -> Result<Vec<String>, Error> {
     match fs::read_dir(dir) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        // Nothing is there, or somebody's file.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(Vec::new())
+        }
         Err(error) => Err(Error::io("list", dir, error)),
         Ok(entries) => {
             let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());

@@ -49,7 +49,7 @@ pub(in crate::volumes) async fn stage(
         let path = at.to_owned();
         blocking(move || remove::unmount(&path).and(layout::remove_empty_dir(&path))).await?;
     }
-    outcome
+    outcome.map_err(|error| Error::Unstaged(Box::new(error)))
 }
 
 /// Mounts a device at a directory that is there. An empty one gets a file system first; one with

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use super::mounts::real;
 use super::tools::{Tool, Tools};
 use crate::volumes::error::Error;
 
@@ -30,6 +31,7 @@ pub(in crate::volumes) async fn detach(tools: &Tools, file: &Path) -> Result<(),
 /// The loop device of a file, if it has one.
 pub(in crate::volumes) fn find(file: &Path) -> Result<Option<PathBuf>, Error> {
     let fail = |error| Error::io("list", Path::new(BLOCK_DEVICES), error);
+    let file = real(file);
     let devices = match fs::read_dir(BLOCK_DEVICES) {
         // A machine without block devices.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),

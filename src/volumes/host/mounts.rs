@@ -54,20 +54,24 @@ impl Table {
 
     /// Whether something is mounted at that very path.
     pub(in crate::volumes) fn has(&self, path: &Path) -> bool {
-        self.mounts.iter().any(|mount| mount.point == path)
+        self.at(path).is_some()
+    }
+
+    /// What is mounted at that very path: the last one covers the others.
+    fn at(&self, path: &Path) -> Option<&Mount> {
+        let path = real(path);
+        self.mounts.iter().rfind(|mount| mount.point == path)
     }
 
     /// Whether the files of what is mounted at that path have SELinux labels of their own.
     pub(in crate::volumes) fn has_labels(&self, path: &Path) -> bool {
-        self.mounts.iter().rfind(|mount| mount.point == path).is_some_and(|mount| mount.labels)
+        self.at(path).is_some_and(|mount| mount.labels)
     }
 
     /// The other places where what is mounted at that path is mounted too.
     pub(in crate::volumes) fn twins(&self, path: &Path) -> Vec<&Path> {
-        // The last one covers the others.
-        let of_path = self.mounts.iter().rfind(|mount| mount.point == path);
-        let Some(Mount { what, .. }) = of_path else { return Vec::new() };
-        let same = self.mounts.iter().filter(|mount| mount.what == *what && mount.point != path);
+        let Some(Mount { what, point, .. }) = self.at(path) else { return Vec::new() };
+        let same = self.mounts.iter().filter(|mount| mount.what == *what && mount.point != *point);
         same.map(|mount| mount.point.as_path()).collect()
     }
 
@@ -79,7 +83,8 @@ impl Table {
 
     /// The places where a directory is mounted, be it a mount itself or in one.
     pub(in crate::volumes) fn binds(&self, directory: &Path) -> Vec<&Path> {
-        let Some(what) = self.what(directory) else { return Vec::new() };
+        let directory = real(directory);
+        let Some(what) = self.what(&directory) else { return Vec::new() };
         let same = self.mounts.iter().filter(|mount| mount.what == what);
         same.map(|mount| mount.point.as_path()).filter(|point| *point != directory).collect()
     }
@@ -105,6 +110,20 @@ impl Table {
         let below = self.mounts.iter().filter(|mount| mount.point.starts_with(directory));
         below.map(|mount| mount.point.clone()).collect()
     }
+}
+
+/// A path as the kernel tells it, without links on the way: the node's root directory may lie behind
+/// one. The last name is not looked at, as it may be a mount that does not answer.
+pub(in crate::volumes) fn real(path: &Path) -> PathBuf {
+    match path.parent().zip(path.file_name()) {
+        Some((parent, name)) => real_dir(parent).join(name),
+        None => path.to_owned(),
+    }
+}
+
+/// The same of a directory of the node's own.
+pub(in crate::volumes) fn real_dir(path: &Path) -> PathBuf {
+    fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// Octal escapes stand for blanks and the like.

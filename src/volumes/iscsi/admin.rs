@@ -12,7 +12,8 @@ use super::Disk;
 use crate::volumes::error::Error;
 use crate::volumes::host::tools::{Output, Tool, Tools};
 
-const ISCSIADM: Tool = Tool { name: "iscsiadm", package: "open-iscsi (or iscsi-initiator-utils)" };
+pub(in crate::volumes) const ISCSIADM: Tool =
+    Tool { name: "iscsiadm", package: "open-iscsi (or iscsi-initiator-utils)" };
 /// Numbers that it ends with: there is no such session, there is one already, there are none.
 const NO_SESSION: i32 = 2;
 const SESSION_EXISTS: i32 = 15;
@@ -50,6 +51,11 @@ pub(super) struct Admin<'a> {
 }
 
 impl Admin<'_> {
+    /// Whether the tool is there.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.tools.find(ISCSIADM).map(drop)
+    }
+
     /// Logs in, where that is not done, and waits for the disk; gives the path of its device.
     pub(super) async fn attach(&self, secret: &BTreeMap<String, String>) -> Result<PathBuf, Error> {
         self.run(["-m", "iface", "-I", self.disk.base_interface(), "-o", "show"])

@@ -18,12 +18,14 @@ use super::block::Map;
 use super::devices::Left;
 use super::error::{Error, if_exists};
 use super::host::format::{self, Wanted};
-use super::host::mounts::Table;
+use super::host::mounts::{Table, real_dir};
 use super::local::Groups;
 use super::persistent::Task;
 use super::{Inner, Mounted, blocking, layout, local};
 use admin::Admin;
 
+#[cfg(test)]
+pub(super) use admin::ISCSIADM;
 pub(super) use admin::Kernel;
 pub(super) use disk::Disk;
 
@@ -63,6 +65,8 @@ pub(super) async fn set_up(task: &Task<'_>, disk: &Disk) -> Result<Mounted, Erro
     let volume = &persistent.spec_name;
     let secret = secret(task, disk).await?;
     let admin = Admin { tools: &node.tools, kernel: &node.kernel, disk, volume };
+    // Before anything is left that only the tool could take back.
+    admin.check().map_err(unreached)?;
     let held = task.devices().hold(&disk.device_name()).await;
     held.enter(task.uid());
     write_note(task, disk).await?;
@@ -77,7 +81,7 @@ pub(super) async fn set_up(task: &Task<'_>, disk: &Disk) -> Result<Mounted, Erro
     let device = {
         // The sessions of a target are shared by its disks.
         let _sessions = task.devices().hold(&disk.target_name()).await;
-        admin.attach(&secret).await?
+        admin.attach(&secret).await.map_err(unreached)?
     };
     let Some(target) = target else {
         return map(&node.root, task.uid(), volume, disk).make(task, &device).await;
@@ -97,6 +101,10 @@ pub(super) async fn set_up(task: &Task<'_>, disk: &Disk) -> Result<Mounted, Erro
     task.publish(global, target, &[], Groups::Each).await
 }
 
+fn unreached(error: Error) -> Error {
+    Error::Unreached(Box::new(error))
+}
+
 /// Takes the volume of a pod down; with the last pod of the disk, the disk is given back, and with
 /// the last disk of a target, its sessions.
 pub(super) async fn take_down(node: &Inner, uid: &str, left: &Left) -> Result<(), Error> {
@@ -108,18 +116,24 @@ pub(super) async fn take_down(node: &Inner, uid: &str, left: &Left) -> Result<()
         return local::unmount(path).await;
     };
     let held = node.devices.hold(&disk.device_name()).await;
+    let map = map(&node.root, uid, &left.name, &disk);
     if left.block {
-        map(&node.root, uid, &left.name, &disk).remove(&node.tools).await?;
+        map.unbind(&node.tools).await?;
     } else {
         local::unmount(path).await?;
         local::unstage(&held, uid, disk.global_path(&node.root, &left.name)).await?;
     }
+    // Held until the disk is left: of two that leave the last disks of a target, one logs out.
+    let _sessions = node.devices.hold(&disk.target_name()).await;
     if !held.has_others(uid) {
-        let _sessions = node.devices.hold(&disk.target_name()).await;
         let shared = node.devices.has_others_like(&disk.target_name(), &disk.device_name());
         let (tools, kernel) = (&node.tools, &node.kernel);
         let admin = Admin { tools, kernel, disk: &disk, volume: &left.name };
         admin.detach(shared).await?;
+    }
+    if left.block {
+        // It goes last, for by its link the rest is found again.
+        map.remove(&node.tools).await?;
     }
     held.leave(uid);
     Ok(())
@@ -142,7 +156,7 @@ fn disk_of(root: &Path, uid: &str, left: &Left, mounts: &Table) -> Result<Option
     if let Some(note) = if_exists(fs::read(&path).map_err(fail))? {
         return serde_json::from_slice(&note).map(Some).map_err(|error| fail(error.into()));
     }
-    let plugin = root.join(layout::PLUGINS).join(PLUGIN);
+    let plugin = real_dir(&root.join(layout::PLUGINS).join(PLUGIN));
     if !left.block {
         let twins = mounts.twins(&left.path(root, uid));
         return Ok(twins

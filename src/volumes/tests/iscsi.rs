@@ -12,6 +12,7 @@ use tokio::time::timeout;
 
 use super::read;
 use super::world::{Disk, World, pod_with};
+use crate::volumes::iscsi::ISCSIADM;
 
 const IQN: &str = "iqn.2020-01.org.example:disk";
 const PORTAL: &str = "10.0.0.1:3260";
@@ -148,7 +149,7 @@ async fn each_step_that_fails_says_so_and_the_next_try_goes_on() {
     let target = Target::start().await;
     target.claim(json!({}));
     let pod = pod_with("u1", &["a"], json!({}));
-    let failed = "MountVolume.SetUp failed for volume \"pv-a\" : ";
+    let failed = "MountVolume.WaitForAttach failed for volume \"pv-a\" : ";
     for words in ["--discover", "--login", "--rescan"] {
         target.world.root.write("refuse", &format!("{words}\n"));
         let error = target.world.mount(&pod).await.unwrap_err();
@@ -174,6 +175,27 @@ async fn each_step_that_fails_says_so_and_the_next_try_goes_on() {
 }
 
 #[tokio::test]
+async fn a_node_without_the_tool_says_so_and_the_pod_can_go() {
+    let target = Target::start().await;
+    fs::remove_file(target.path("bin/iscsiadm")).unwrap();
+    if target.world.volumes.inner.tools.find(ISCSIADM).is_ok() {
+        return; // this machine has it
+    }
+    for (mode, operation) in [("Filesystem", "Mount"), ("Block", "Map")] {
+        let source = json!({"targetPortal": "10.0.0.1", "iqn": IQN, "lun": 0});
+        target.world.claim("a", json!({"volumeMode": mode, "iscsi": source}));
+        let error = target.world.mount(&pod_with("u1", &["a"], json!({}))).await.unwrap_err();
+        let expected = format!(
+            "{operation}Volume.WaitForAttach failed for volume \"pv-a\" : iscsiadm is not installed \
+             on this node: it comes with the package open-iscsi (or iscsi-initiator-utils)"
+        );
+        assert_eq!(error, expected);
+        target.world.remove("u1").await;
+        target.world.assert_clean();
+    }
+}
+
+#[tokio::test]
 async fn a_disk_as_it_is_is_mapped_and_given_back() {
     let mut target = Target::start().await;
     let source = json!({"targetPortal": "10.0.0.1", "iqn": IQN, "lun": 0});
@@ -184,6 +206,10 @@ async fn a_disk_as_it_is_is_mapped_and_given_back() {
     let bound =
         format!("plugins/kubernetes.io/iscsi/volumeDevices/iface-default/{PORTAL}-{IQN}-lun-0/u1");
     assert!(target.world.mounted().contains(&bound), "{:?}", target.world.mounted());
+    // A logout that fails is tried again, be it by another daemon.
+    target.world.root.write("refuse", "--logout\n");
+    target.world.volumes.remove_pod("u1").await.unwrap_err();
+    target.world.root.write("refuse", "");
     target.world.restart();
     target.world.remove("u1").await;
     assert!(!target.path("session").exists());

@@ -172,3 +172,28 @@ async fn a_volume_of_other_nodes_is_not_mounted() {
         "MountVolume.NodeAffinity check failed for volume \"pv-a\" : no matching NodeSelectorTerms"
     );
 }
+
+#[tokio::test]
+async fn a_root_directory_behind_links_is_as_good_as_any() {
+    let mut world = World::start_behind_links().await;
+    world.root.write("data/file", "x");
+    let disks = ["disk-b", "disk-c"].map(|name| Disk::new(&world.root.join(name)));
+    world.claim("a", local(&world.root.join("data"), &json!({})));
+    world.claim("b", local(&disks[0].device, &json!({})));
+    world.claim("c", local(&disks[1].device, &json!({"volumeMode": "Block"})));
+    let pods = ["u1", "u2"].map(|uid| pod_with(uid, &["a", "b", "c"], json!({})));
+    for pod in &pods {
+        world.mount(pod).await.unwrap();
+    }
+    let mounts = world.root.mounts();
+    for pod in &pods {
+        world.restart();
+        world.mount(pod).await.unwrap();
+    }
+    assert_eq!(world.root.mounts(), mounts, "all stands");
+    for uid in ["u1", "u2"] {
+        world.remove(uid).await;
+    }
+    assert_eq!(world.root.mounts(), Vec::<std::path::PathBuf>::new());
+    world.assert_clean();
+}

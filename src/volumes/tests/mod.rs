@@ -7,6 +7,7 @@ mod iscsi;
 mod kills;
 mod local;
 mod nfs;
+mod node;
 mod ownership;
 mod pods;
 mod pure;

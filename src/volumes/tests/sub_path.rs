@@ -1,11 +1,15 @@
 //! Sub-paths, and containers that try to lead them out of their volume.
 
 use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::stat::{Mode, umask};
 
 use super::{Done, Root, read};
 use crate::volumes::dir::Dir;
@@ -104,6 +108,23 @@ fn absent_directories_are_made_like_the_volume() {
         let metadata = fs::metadata(setup.root.join(path)).unwrap();
         assert_eq!(metadata.mode() & 0o7777, 0o2777, "{path}");
     }
+}
+
+#[test]
+fn a_directory_that_a_kill_leaves_is_as_open_as_the_volume() {
+    let root = Root::new();
+    let parent = OwnedFd::from(fs::File::open(root.path()).unwrap());
+    let mode = Mode::from_bits_truncate(0o1777);
+    let made = thread::spawn(move || {
+        // This thread's alone, as the daemon's.
+        unshare(CloneFlags::CLONE_FS).unwrap();
+        umask(Mode::from_bits_truncate(0o077));
+        sub_path::make_open(&parent, "made".as_ref(), mode).unwrap();
+        fs::create_dir(format!("/proc/self/fd/{}/other", parent.as_raw_fd())).unwrap();
+    });
+    made.join().unwrap();
+    let mode = |name| fs::metadata(root.join(name)).unwrap().mode() & 0o7777;
+    assert_eq!((mode("made"), mode("other")), (0o1777, 0o700), "others keep theirs");
 }
 
 #[test]

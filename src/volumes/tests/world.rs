@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -36,8 +36,25 @@ pub(super) struct World {
 
 impl World {
     pub(super) async fn start() -> Self {
-        let (root, api) = (Root::new(), FakeApi::start().await);
-        for dir in ["node", "bin", "by-path"] {
+        let root = Root::new();
+        fs::create_dir(root.join("node")).unwrap();
+        Self::at(root).await
+    }
+
+    /// With a root directory that is a link to another one, where that of all pods is a link too.
+    pub(super) async fn start_behind_links() -> Self {
+        let root = Root::new();
+        for dir in ["large-disk", "larger-disk"] {
+            fs::create_dir(root.join(dir)).unwrap();
+        }
+        symlink("large-disk", root.join("node")).unwrap();
+        symlink("../larger-disk", root.join("large-disk/pods")).unwrap();
+        Self::at(root).await
+    }
+
+    async fn at(root: Root) -> Self {
+        let api = FakeApi::start().await;
+        for dir in ["bin", "by-path"] {
             fs::create_dir(root.join(dir)).unwrap();
         }
         let announcer = Announcer::new(Recorder::start(None, "n1").0);
@@ -96,7 +113,7 @@ impl World {
 
     /// What is mounted below the node's root directory, relative to it.
     pub(super) fn mounted(&self) -> BTreeSet<String> {
-        let node = self.node("");
+        let node = fs::canonicalize(self.node("")).unwrap();
         let below = Table::read().unwrap().below(&node).into_iter();
         below.map(|path| path.strip_prefix(&node).unwrap().display().to_string()).collect()
     }
@@ -111,7 +128,7 @@ impl World {
         assert_eq!(self.mounted(), BTreeSet::new());
         assert_eq!(self.users(), BTreeMap::new());
         let mut files = Command::new("find");
-        let files = files.arg(self.node("")).args(["!", "-type", "d"]).output().unwrap();
+        let files = files.arg("-L").arg(self.node("")).args(["!", "-type", "d"]).output().unwrap();
         assert_eq!(String::from_utf8(files.stdout).unwrap(), "");
         if let Ok(pods) = fs::read_dir(self.node("pods")) {
             assert_eq!(pods.count(), 0, "directories of pods are left");

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
+use std::time::Duration;
 
 use longshore_csi::Code;
 use longshore_csi::v1::node_service_capability::rpc::Type;
@@ -11,6 +12,7 @@ use longshore_testkit::fakecri::Fault;
 use serde_json::json;
 
 use super::world::{DRIVER, World, unattached, user};
+use crate::volumes::host::loops;
 
 async fn world(capabilities: &[Type]) -> World {
     let options = CsiOptions::new(DRIVER).with(capabilities.iter().copied());
@@ -73,5 +75,21 @@ async fn a_device_that_fails_is_told_and_tried_again() {
     assert!(world.remove(&pod).await.is_err());
     world.driver.release("NodeUnpublishVolume");
     world.remove(&pod).await.unwrap();
+    world.until_clean().await;
+}
+
+#[tokio::test]
+async fn a_device_that_somebody_looks_at_is_taken_back_once_they_are_done() {
+    let world = world(&[]).await;
+    let pod = user("u1", "pv");
+    world.mount(&pod).await.unwrap();
+    let bound = world.root.join("node/plugins/kubernetes.io/csi/volumeDevices/pv/dev/u1");
+    let looked_at = fs::File::open(loops::find(&bound).unwrap().unwrap()).unwrap();
+    let volumes = world.volumes.clone();
+    let removing = tokio::spawn(async move { volumes.remove_pod("u1").await });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(!removing.is_finished());
+    drop(looked_at);
+    removing.await.unwrap().unwrap();
     world.until_clean().await;
 }

@@ -248,3 +248,48 @@ async fn what_was_begun_before_a_kill_is_finished_or_taken_back() {
         }
     }
 }
+
+#[tokio::test]
+async fn what_was_made_before_a_kill_and_no_driver_was_asked_for_is_cleared() {
+    let mut world = world().await;
+    world.volume("raw", json!({"volumeMode": "Block"}));
+    let pods = [user("u1", "pv"), user("u2", "raw")];
+    for pod in &pods {
+        world.mount(pod).await.unwrap();
+    }
+    let staged = world.root.join("node/plugins/kubernetes.io/csi");
+    let (mounts, devices) = (staged.join(DRIVER), staged.join("volumeDevices"));
+    let paths = || {
+        let found = |dir| fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+        found(&mounts).chain(found(&devices)).collect::<std::collections::BTreeSet<_>>()
+    };
+    let before = paths();
+    for (dir, file) in [
+        (mounts.join("a/globalmount"), None),
+        (mounts.join("b"), Some("vol_data.tmp")),
+        (mounts.join("c"), None),
+        (devices.join("raw-2/data"), Some("vol_data.tmp")),
+        (devices.join("raw-3/data"), None),
+        (devices.join("raw-4"), None),
+        (devices.join("staging/data"), None),
+    ] {
+        fs::create_dir_all(&dir).unwrap();
+        if let Some(file) = file {
+            fs::write(dir.join(file), "").unwrap();
+        }
+    }
+    fs::create_dir_all(mounts.join("kept/globalmount")).unwrap();
+    fs::write(mounts.join("kept/globalmount/data"), "of somebody").unwrap();
+    world.restart();
+    let kept = mounts.join("kept");
+    assert_eq!(paths(), before.into_iter().chain([kept.clone()]).collect());
+    assert!(kept.join("globalmount/data").exists() && devices.join("staging/data").exists());
+    for dir in [kept, devices.join("staging/data")] {
+        fs::remove_dir_all(dir).unwrap();
+    }
+    for pod in &pods {
+        world.mount(pod).await.unwrap();
+        world.remove(pod).await.unwrap();
+    }
+    world.until_clean().await;
+}

@@ -93,6 +93,20 @@ async fn another_nodes_word_does_for_the_claim_and_not_for_the_volume() {
 }
 
 #[tokio::test]
+async fn a_volume_that_was_raised_behind_its_claim_grows_too() {
+    let world = world(json!({})).await;
+    let pods = [user("u1", "pv")];
+    world.mount(&pods[0]).await.unwrap();
+    let mut volume = world.api.get(VOLUME).unwrap();
+    volume["spec"]["capacity"]["storage"] = json!("2Gi");
+    world.api.put(VOLUME, volume);
+    let capacity = || world.api.get(CLAIM).unwrap()["status"]["capacity"]["storage"].clone();
+    until("the claim is told", || capacity() == "2Gi").await;
+    assert_eq!(expanded(&world), [2 << 30]);
+    end(world, &pods).await;
+}
+
+#[tokio::test]
 async fn a_driver_that_fails_is_asked_again_and_one_that_cannot_is_not() {
     let world = world(json!({})).await;
     let pods = [user("u1", "pv")];
@@ -113,6 +127,25 @@ async fn a_driver_that_fails_is_asked_again_and_one_that_cannot_is_not() {
     assert_eq!(expanded(&world).len(), before + 1, "not while it is in use");
     world.driver.release("NodeExpandVolume");
     end(world, &pods).await;
+}
+
+#[tokio::test]
+async fn a_volume_that_is_growing_is_taken_back_after_that() {
+    for fields in [json!({}), json!({"volumeMode": "Block"})] {
+        let world = world(fields).await;
+        let pod = user("u1", "pv");
+        world.mount(&pod).await.unwrap();
+        world.driver.inject("NodeExpandVolume", Fault::Hang);
+        ask(&world, "2Gi", pending("2Gi"));
+        until("the driver is asked", || world.driver.count("NodeExpandVolume") == 1).await;
+        let volumes = world.volumes.clone();
+        let removing = tokio::spawn(async move { volumes.remove_pod("u1").await });
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(world.driver.count("NodeUnpublishVolume"), 0, "one thing at a time");
+        world.driver.release("NodeExpandVolume");
+        removing.await.unwrap().unwrap();
+        end(world, &[]).await;
+    }
 }
 
 #[tokio::test]
