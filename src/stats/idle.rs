@@ -10,9 +10,11 @@ use longshore_pod::usage::Memory;
 use super::cgroup::{Cgroup, MemoryUse, Reader};
 use super::snapshot::{Look, PodGroup};
 
-/// What was read of a pod that does nothing holds at least so long, and for as long as it had done
-/// nothing by then, but no longer than the latter. What the kernel does on its behalf shows late, as
-/// when it writes pages back to a disk.
+/// What was read of a pod that does nothing holds so many times as long as it had done nothing by
+/// then...
+const TIMES: u32 = 4;
+/// ...in these bounds. What the kernel does on its behalf shows late, as when it writes pages back to a
+/// disk.
 const AGE: RangeInclusive<Duration> = Duration::from_secs(60)..=Duration::from_secs(600);
 
 impl PodGroup {
@@ -27,7 +29,8 @@ impl PodGroup {
     pub(super) fn holds(&self) -> bool {
         let idle = self.read.saturating_duration_since(self.idle_since);
         let is_calm = self.groups().all(|group| group.reading.pressure.is_calm());
-        is_calm && self.read.elapsed() <= idle.clamp(*AGE.start(), *AGE.end())
+        let age = idle.saturating_mul(TIMES).clamp(*AGE.start(), *AGE.end());
+        is_calm && self.read.elapsed() <= age
     }
 
     /// The same at this moment, but for memory, which the kernel takes also from those that are idle.
