@@ -86,7 +86,7 @@ impl Sources<'_> {
         let options = options(mount, self.recursive)?;
         if let Some(image) = self.images.get(&mount.name) {
             validate_sub_path(&path)?;
-            return Ok(v1::Mount { image: Some(image.clone()), image_sub_path: path, ..options });
+            return Ok(image_mount(options, image, path));
         }
         // The apiserver sees to it that a mount names a volume; a manifest may not.
         let volume = self.volumes.get(&mount.name).ok_or_else(|| Error::NoVolume {
@@ -165,6 +165,17 @@ fn bind(host_path: &Path, container_path: &str) -> v1::Mount {
     }
 }
 
+/// Nobody writes to an image, whatever the container asks for; some runtimes refuse to be asked.
+fn image_mount(options: v1::Mount, image: &v1::ImageSpec, path: String) -> v1::Mount {
+    v1::Mount {
+        image: Some(image.clone()),
+        image_sub_path: path,
+        readonly: true,
+        selinux_relabel: true,
+        ..options
+    }
+}
+
 fn mounted(options: v1::Mount, volume: &Mounted, host_path: &Path) -> v1::Mount {
     v1::Mount {
         host_path: host_path.display().to_string(),
@@ -237,6 +248,16 @@ mod tests {
         let mut mount = json!({"name": "v", "mountPath": "m"});
         fields.as_object().unwrap().iter().for_each(|(key, value)| mount[key] = value.clone());
         serde_json::from_value(mount).unwrap()
+    }
+
+    #[test]
+    fn images_are_read_only_though_nobody_says_so() {
+        let image = v1::ImageSpec { image: "sha256:1".to_owned(), ..v1::ImageSpec::default() };
+        let options = options(&mount(json!({})), false).unwrap();
+        let mounted = image_mount(options, &image, "sub".to_owned());
+        assert!(mounted.readonly && mounted.selinux_relabel && !mounted.recursive_read_only);
+        assert_eq!((mounted.image, mounted.image_sub_path.as_str()), (Some(image), "sub"));
+        assert_eq!((mounted.container_path.as_str(), mounted.host_path.as_str()), ("/m", ""));
     }
 
     #[test]
