@@ -1,7 +1,7 @@
 //! What a host has on the machine, and taking it away. Works from the names alone, so it also
 //! clears up after an owner that was killed.
 use std::collections::{BTreeSet, HashSet};
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -20,12 +20,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) fn sweep(names: Names) -> Vec<String> {
     // Both are known only as long as the host's files and mounts are there.
     let outside = files_outside(names);
-    let namespaces = namespaces(names);
+    let namespaces = Namespaces::under(&names.dir());
     let deadline = Instant::now() + PATIENCE;
     loop {
         thaw(names);
         cgroup::kill_all(&names.name());
-        for pid in processes_in(&namespaces) {
+        for pid in namespaces.processes() {
             let _ = kill(pid, Signal::SIGKILL);
         }
         egress::close(names);
@@ -68,9 +68,9 @@ pub(crate) fn of_pod(names: Names, uid: &str) -> Vec<String> {
     all.map(|(kind, path)| format!("{kind} {}", path.display())).collect()
 }
 
-fn find(names: Names, outside: &[PathBuf], namespaces: &HashSet<String>) -> Vec<String> {
+fn find(names: Names, outside: &[PathBuf], namespaces: &Namespaces) -> Vec<String> {
     let mut pids = cgroup::processes(&names.name());
-    pids.extend(processes_in(namespaces));
+    pids.extend(namespaces.processes());
     let processes = pids.into_iter().map(|pid| {
         let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         format!("process {pid} {}", line.replace('\0', " ").trim_end())
@@ -113,13 +113,6 @@ fn mounts_under(dir: &Path) -> Vec<PathBuf> {
     mountinfo().into_iter().map(|(_, point)| point).filter(|point| point.starts_with(dir)).collect()
 }
 
-/// The network namespaces of host and pods, as `net:[inode]`.
-fn namespaces(names: Names) -> HashSet<String> {
-    let dir = names.dir();
-    let ours = mountinfo().into_iter().filter(|(_, point)| point.starts_with(&dir));
-    ours.map(|(root, _)| root).filter(|root| root.starts_with("net:[")).collect()
-}
-
 /// (root within its file system, mount point) of every mount.
 fn mountinfo() -> Vec<(String, PathBuf)> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -130,15 +123,35 @@ fn mountinfo() -> Vec<(String, PathBuf)> {
     fields.collect()
 }
 
-fn processes_in(namespaces: &HashSet<String>) -> Vec<Pid> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let pids = entries.flatten().filter_map(|entry| {
-        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
-        // A zombie has no namespace any more.
-        let netns = fs::read_link(entry.path().join("ns/net")).ok()?;
-        namespaces.contains(netns.to_str()?).then(|| Pid::from_raw(pid))
-    });
-    pids.collect()
+/// The network namespaces of host and pods. They are held, for the kernel gives the number of one that
+/// has gone to the next, which may be another host's.
+struct Namespaces {
+    /// As `net:[inode]`.
+    names: HashSet<String>,
+    _held: Vec<File>,
+}
+
+impl Namespaces {
+    /// Those that are mounted under `dir`.
+    fn under(dir: &Path) -> Self {
+        let mounted = mountinfo()
+            .into_iter()
+            .filter(|(root, point)| root.starts_with("net:[") && point.starts_with(dir));
+        let held = mounted.filter_map(|(name, point)| Some((name, File::open(point).ok()?)));
+        let (names, _held) = held.unzip();
+        Self { names, _held }
+    }
+
+    fn processes(&self) -> Vec<Pid> {
+        let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+        let pids = entries.flatten().filter_map(|entry| {
+            let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+            // A zombie has no namespace any more.
+            let netns = fs::read_link(entry.path().join("ns/net")).ok()?;
+            self.names.contains(netns.to_str()?).then(|| Pid::from_raw(pid))
+        });
+        pids.collect()
+    }
 }
 
 /// Files of the host that containerd, libcni and the node put outside its directory.
@@ -230,7 +243,42 @@ fn rules() -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::thread;
+
+    use nix::mount::{MsFlags, mount};
+    use nix::sched::{CloneFlags, unshare};
+
     use super::*;
+
+    /// The name of a namespace of its own; mounted at a file, if one is given.
+    fn namespace(file: Option<PathBuf>) -> String {
+        let make = move || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            let own = Path::new("/proc/thread-self/ns/net");
+            if let Some(file) = file {
+                mount(Some(own), &file, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+            }
+            fs::read_link(own).unwrap().to_string_lossy().into_owned()
+        };
+        thread::spawn(make).join().unwrap()
+    }
+
+    #[test]
+    fn no_other_namespace_is_taken_for_one_that_has_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("netns");
+        fs::write(&file, "").unwrap();
+        let name = namespace(Some(file.clone()));
+        let known = Namespaces::under(dir.path());
+        assert!(known.names.contains(&name));
+        umount2(&file, MntFlags::MNT_DETACH).unwrap();
+        for _ in 0..20 {
+            assert_ne!(namespace(None), name);
+        }
+        assert_eq!(known.processes(), []);
+    }
 
     #[test]
     fn pod_groups_are_known_wherever_they_are() {
