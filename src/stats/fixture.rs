@@ -86,7 +86,16 @@ pub fn pod(name: &str, uid: &str, made: i64, containers: Vec<Container>) -> PodG
     };
     let own = Some(group(&path));
     let (pod, read) = (Arc::new(pod), Instant::now());
-    PodGroup { pod, read, idle_since: read, own, sandboxes: vec![sandbox_run], containers: runs }
+    PodGroup {
+        pod,
+        read,
+        idle_since: read,
+        read_io: read,
+        watch: None,
+        own,
+        sandboxes: vec![sandbox_run],
+        containers: runs,
+    }
 }
 
 /// A machine with these pods, which are sorted by name.
@@ -105,6 +114,7 @@ pub fn snapshot(pods: Vec<PodGroup>) -> Snapshot {
         system: vec![("kubelet", group("/system.slice/kubelet.service"))],
         pods,
         devices,
+        counted: Instant::now(),
         observed: Vec::new(),
     }
 }

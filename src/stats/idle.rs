@@ -1,54 +1,84 @@
 //! Pods that have done nothing since they were read last: most of a full node's. All that is to be
-//! known of one is a look at two files then, or at its memory, in place of dozens of files.
+//! known of one is a look at two files then, and at what the kernel does by itself, in place of dozens
+//! of files.
 
-use std::ops::RangeInclusive;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
 use longshore_pod::usage::Memory;
 
-use super::cgroup::{Cgroup, MemoryUse, Reader};
-use super::snapshot::{Look, PodGroup};
+use super::cgroup::{Cgroup, Detail, MemoryUse, Reader, Watch};
+use super::look::Look;
+use super::snapshot::PodGroup;
 
-/// What was read of a pod that does nothing holds so many times as long as it had done nothing by
-/// then...
-const TIMES: u32 = 4;
-/// ...in these bounds. What the kernel does on its behalf shows late, as when it writes pages back to a
-/// disk.
-const AGE: RangeInclusive<Duration> = Duration::from_secs(60)..=Duration::from_secs(600);
+/// So long, what was read of a pod that does nothing holds.
+const AGE: Duration = Duration::from_secs(600);
+/// After so long the kernel has written to disks what a pod had left it to write.
+const SETTLED: Duration = Duration::from_secs(60);
 
 impl PodGroup {
     /// Whether its processes have done nothing since: whatever they do takes CPU time, and the pod's
     /// own cgroup counts that of those below. Packets it does not count.
     pub(super) fn is_idle(&self, cgroup: &Cgroup, reader: &mut Reader) -> bool {
-        let cpu = self.own.as_ref().and_then(|own| own.reading.cpu);
-        cpu.is_some_and(|then| cgroup.cpu(reader).is_ok_and(|now| now.total == then.total))
+        let Some(then) = self.own.as_ref().and_then(|own| own.reading.cpu) else { return false };
+        let now = match &self.watch {
+            Some(watch) => watch.cpu(reader),
+            None => cgroup.cpu(reader).map(|now| now.total),
+        };
+        now.is_ok_and(|now| now == then.total)
     }
 
     /// Whether what was read of it is still good if it is idle.
     pub(super) fn holds(&self) -> bool {
-        let idle = self.read.saturating_duration_since(self.idle_since);
-        let is_calm = self.groups().all(|group| group.reading.pressure.is_calm());
-        let age = idle.saturating_mul(TIMES).clamp(*AGE.start(), *AGE.end());
-        is_calm && self.read.elapsed() <= age
+        self.read.elapsed() <= AGE
     }
 
-    /// The same at this moment, but for memory, which the kernel takes also from those that are idle.
-    /// `None` if it cannot be read.
+    /// Whether its reads and writes were told when it had been idle for long enough to have no more.
+    pub(super) fn is_settled(&self) -> bool {
+        self.read_io.saturating_duration_since(self.idle_since) >= SETTLED
+    }
+
+    /// The same at this moment, but for what changes though it is idle: memory that the kernel takes
+    /// from it, averages of what it waited for, writes that come later, and packets. `None` if that
+    /// cannot be read.
     pub(super) fn again(&self, cgroup: &Cgroup, look: &mut Look<'_>) -> Option<Self> {
-        let then = self.own.as_ref()?.reading.memory?.memory.usage;
         let mut same = self.clone();
-        if cgroup.memory_usage(&mut look.reader).ok()? != then {
-            for group in same.groups_mut() {
-                // Empty for the own one.
-                let name = group.path.strip_prefix(&cgroup.path()).unwrap_or_default();
-                let below = cgroup.child(name.trim_start_matches('/'));
-                let memory = group.reading.memory.as_mut()?;
-                *memory = memory.after(below.memory_in_use(&mut look.reader).ok()?);
+        let watch = same.watch.take().or_else(|| Some(Arc::new(Watch::open(cgroup).ok()?)))?;
+        let reader = &mut look.reader;
+        let own = watch.memory(reader).ok()?;
+        let squeezed = own != self.own.as_ref()?.reading.memory?.memory.usage;
+        let (now, at) = (Instant::now(), Timestamp::now());
+        let settles = look.detail >= Detail::Everything
+            && !self.is_settled()
+            && now.saturating_duration_since(self.idle_since) >= SETTLED;
+        for group in same.groups_mut() {
+            // Empty for the own one.
+            let name = group.path.strip_prefix(&cgroup.path()).unwrap_or_default();
+            let below = || cgroup.child(name.trim_start_matches('/'));
+            let reading = &mut group.reading;
+            reading.at = at;
+            if squeezed {
+                let memory = reading.memory.as_mut()?;
+                let usage = match name.is_empty() {
+                    true => own,
+                    false => below().memory_usage(reader).ok()?,
+                };
+                if usage != memory.memory.usage {
+                    *memory = memory.after(below().memory_in_use(Some(usage), reader).ok()?);
+                }
+            }
+            if !reading.pressure.is_calm() {
+                reading.pressure = below().pressure(reader);
+            }
+            if settles {
+                reading.io = below().io(reader);
             }
         }
-        let now = Timestamp::now();
-        same.groups_mut().for_each(|group| group.reading.at = now);
+        if settles {
+            same.read_io = now;
+        }
+        same.watch = Some(watch);
         same.sandboxes.iter_mut().for_each(|run| look.network(&mut run.group));
         Some(same)
     }
@@ -73,10 +103,11 @@ mod tests {
     use std::sync::Arc;
     use std::time::Instant;
 
+    use super::super::Stalls;
     use super::super::cgroup::{Detail, Hierarchies};
     use super::super::fixture;
+    use super::super::look::Job;
     use super::super::opened::Opened;
-    use super::super::snapshot::Job;
     use super::*;
 
     /// A cgroup of v1 with all controllers in one directory.
@@ -116,30 +147,43 @@ mod tests {
         write(&below, 99, 100);
         let same = read(&pod, Some(&first));
         assert_eq!(used(&same), 11);
+        assert!(same.watch.is_some() && !same.is_settled());
         assert!(same.own.as_ref().unwrap().reading.at > first.own.as_ref().unwrap().reading.at);
         assert_eq!(same.read, first.read, "it gets old though it is told again");
 
         let other = Arc::new((*pod).clone());
         assert_eq!(used(&read(&other, Some(&first))), 99, "it runs something else");
         let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
-        if let (Some(read_then), Some(since)) = (ago(100), ago(200 + 1)) {
-            let old = PodGroup { read: read_then, idle_since: read_then, ..first.clone() };
+        if let (Some(then), Some(since)) = (ago(601), ago(6_000)) {
+            let old = PodGroup { read: then, idle_since: since, ..first.clone() };
             let anew = read(&pod, Some(&old));
-            assert_eq!(used(&anew), 99, "that was long ago");
-            assert_eq!(anew.idle_since, read_then, "it is idle all the same");
-            let lazy = PodGroup { idle_since: since, ..old };
-            assert_eq!(used(&read(&pod, Some(&lazy))), 11, "it had been idle for longer");
+            assert_eq!(used(&anew), 99, "nothing holds for ever");
+            assert_eq!(anew.idle_since, since, "it is idle all the same");
+            assert!(anew.is_settled());
         }
-        if let (Some(read_then), Some(since)) = (ago(601), ago(6_000)) {
-            let lazy = PodGroup { read: read_then, idle_since: since, ..first.clone() };
-            assert_eq!(used(&read(&pod, Some(&lazy))), 99, "nothing holds for ever");
-        }
-        let mut waiting = first.clone();
-        waiting.containers[0].group.reading.pressure.cpu = Some(Default::default());
-        assert_eq!(used(&read(&pod, Some(&waiting))), 11, "calm");
-        let stalls = waiting.containers[0].group.reading.pressure.cpu.as_mut().unwrap();
+
+        let with = |stalls: Stalls| {
+            let mut waited = first.clone();
+            waited.containers[0].group.reading.pressure.cpu = Some(stalls);
+            waited
+        };
+        let waited = |pod: &PodGroup| pod.containers[0].group.reading.pressure.cpu.is_some();
+        assert!(waited(&read(&pod, Some(&with(Stalls::default())))), "calm: told again");
+        let mut stalls = Stalls::default();
         stalls.full.avg300 = 0.01;
-        assert_eq!(used(&read(&pod, Some(&waiting))), 99, "its averages sink");
+        let calmer = read(&pod, Some(&with(stalls)));
+        assert_eq!((used(&calmer), waited(&calmer)), (11, false), "its averages sink");
+
+        let wrote = |pod: &PodGroup| pod.containers[0].group.reading.io.len();
+        let late = "8:0 Write 4096\nTotal 4096\n";
+        fs::write(below.join("blkio.throttle.io_service_bytes_recursive"), late).unwrap();
+        assert_eq!(wrote(&read(&pod, Some(&first))), 0, "not looked at again so soon");
+        if let (Some(then), Some(since)) = (ago(61), ago(62)) {
+            let old = PodGroup { read: then, idle_since: since, read_io: since, ..first.clone() };
+            let settled = read(&pod, Some(&old));
+            assert_eq!((used(&settled), wrote(&settled)), (11, 1), "the kernel wrote later");
+            assert!(settled.is_settled() && settled.read == old.read);
+        }
         write(&own, 10, 101);
         write(&below, 99, 60);
         let squeezed = read(&pod, Some(&first));
@@ -150,8 +194,11 @@ mod tests {
         assert_eq!(memory(&squeezed), [(101, 101), (60, 60)], "the kernel has taken some");
         assert_eq!(used(&squeezed), 11, "nothing else is read");
         change(12, 100);
-        let busy = read(&pod, Some(&first));
-        assert_eq!((used(&busy), busy.idle_since), (13, busy.read));
+        for before in [&first, &same] {
+            let busy = read(&pod, Some(before));
+            assert_eq!((used(&busy), busy.idle_since), (13, busy.read));
+            assert!(busy.watch.is_none(), "no file is kept open of what is read anyway");
+        }
         fs::remove_dir_all(&own).unwrap();
         let job = Job { pod, cgroup, containers: None };
         assert!(job.read(Some(&first), &mut look).is_none(), "it is gone");

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ffi::CStr;
 use std::iter::Sum;
 use std::os::fd::AsFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Dir, Mode, openat, readlinkat_raw, statat};
@@ -16,7 +16,7 @@ use rustix::fs::{AtFlags, Dir, Mode, openat, readlinkat_raw, statat};
 use super::process::DIRECTORY;
 
 /// So long, what was counted holds of a process that has as many descriptors as then.
-const AGE: Duration = Duration::from_secs(60);
+const AGE: Duration = Duration::from_secs(600);
 
 /// What processes have open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,9 +36,14 @@ impl Sum for Open {
     }
 }
 
-/// What was counted, by process.
+/// What was counted.
 #[derive(Debug, Default)]
-pub(super) struct Opened(Mutex<HashMap<u32, Counted>>);
+pub(super) struct Opened {
+    /// By process.
+    known: Mutex<HashMap<u32, Counted>>,
+    /// Whether the kernel says how many descriptors there are: those before 6.2 say 0.
+    says: OnceLock<bool>,
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Counted {
@@ -58,8 +63,13 @@ impl Opened {
     /// What a process has open; one that ends meanwhile has nothing.
     pub(super) fn of(&self, proc: impl AsFd, pid: u32) -> Open {
         let path = format!("{pid}/fd");
-        // Kernels before 6.2 say 0.
-        let size = statat(&proc, &path, AtFlags::empty()).map_or(0, |stat| stat.st_size);
+        let said =
+            |path: &str| statat(&proc, path, AtFlags::empty()).map_or(0, |stat| stat.st_size);
+        let size = said(&path);
+        // As with the kernel's own threads, of which there are hundreds.
+        if size == 0 && *self.says.get_or_init(|| said("self/fd") > 0) {
+            return Open::default();
+        }
         let known = self.known().get(&pid).copied();
         if let Some(known) = known
             && known.is_young()
@@ -79,7 +89,7 @@ impl Opened {
 
     fn known(&self) -> MutexGuard<'_, HashMap<u32, Counted>> {
         // No code panics while it holds the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -135,6 +145,7 @@ mod tests {
     #[test]
     fn descriptors_and_sockets_are_counted() {
         let (proc, opened) = (File::open("/proc").unwrap(), Opened::default());
+        assert_eq!(opened.of(&proc, 2), count(&proc, "2/fd"), "kthreadd, or nobody");
         let before = opened.of(&proc, std::process::id());
         let sockets: Vec<_> = (0..50).map(|_| UnixDatagram::unbound().unwrap()).collect();
         let after = opened.of(&proc, std::process::id());

@@ -16,11 +16,11 @@ use k8s_openapi::jiff::Timestamp;
 use longshore_pod::observed::{Container, ObservedPod, Sandbox};
 
 use super::Shared;
-use super::cgroup::{Cgroup, Detail, Reader, Reading, container_id, is_level, pod_uid};
+use super::cgroup::{Cgroup, Detail, Reading, Watch, container_id, is_level, pod_uid};
 use super::devices::Devices;
+use super::look::{Job, Look};
 use super::machine::Machine;
-use super::opened::Opened;
-use super::process::{Interface, Proc, Processes};
+use super::process::{Interface, Processes};
 use super::system::SystemGroups;
 
 /// Threads that read at the same time.
@@ -45,6 +45,8 @@ pub struct Snapshot {
     pub pods: Vec<PodGroup>,
     /// Block devices, at [`Detail::Everything`].
     pub devices: Devices,
+    /// When the processes right in the root were counted.
+    pub(super) counted: Instant,
     /// What ran on the node then.
     pub(super) observed: Vec<Arc<ObservedPod>>,
 }
@@ -75,6 +77,10 @@ pub struct PodGroup {
     pub(super) read: Instant,
     /// Since when it has done nothing, or when it was read if it did something.
     pub(super) idle_since: Instant,
+    /// When its reads and writes were read.
+    pub(super) read_io: Instant,
+    /// What tells whether it has done something; `None` while it does.
+    pub(super) watch: Option<Arc<Watch>>,
     /// That of the pod as a whole; `None` where pods have none.
     pub own: Option<Group>,
     /// Those of sandboxes.
@@ -112,6 +118,11 @@ impl PodGroup {
                 .filter_map(|other| self.container(other))
                 .any(|other| other.name == container.name)
         })
+    }
+
+    /// What pods are sorted by.
+    fn key(&self) -> (&str, &str, &str) {
+        (&self.pod.namespace, &self.pod.name, &self.pod.uid)
     }
 
     pub(super) fn groups(&self) -> impl Iterator<Item = &Group> {
@@ -164,10 +175,7 @@ impl Snapshot {
     ) -> io::Result<Self> {
         let tools = || Look::new(detail, &shared.opened);
         let mut look = tools()?;
-        let mut node = look.group(&Cgroup::root(&shared.hierarchies))?;
-        if detail >= Detail::Load {
-            node.network = look.proc.network(None, &mut look.reader);
-        }
+        let (node, counted) = look.root(&Cgroup::root(&shared.hierarchies), before)?;
         let system = system.named().filter_map(|(name, path)| {
             let cgroup = Cgroup::new(&shared.hierarchies, path.as_ref());
             Some((name, look.group(&cgroup).ok()?))
@@ -184,114 +192,14 @@ impl Snapshot {
         let before = before.map(|before| &before.pods).into_iter().flatten();
         let before = before.map(|pod| (pod.pod.uid.as_str(), pod)).collect();
         let mut pods = read_pods(tree.pods, &before, &tools)?;
-        pods.sort_by(|a, b| {
-            let key = |pod: &PodGroup| (pod.pod.namespace.clone(), pod.pod.name.clone());
-            key(a).cmp(&key(b)).then_with(|| a.pod.uid.cmp(&b.pod.uid))
-        });
+        pods.sort_by(|a, b| a.key().cmp(&b.key()));
         let devices = match detail {
             Detail::Everything => Devices::read(&shared.mounts),
             _ => Devices::default(),
         };
         let machine = Machine::read(&shared.hierarchies)?;
         let levels = tree.levels;
-        Ok(Self { detail, machine, node, levels, system, pods, devices, observed })
-    }
-}
-
-/// One thread's tools.
-pub(super) struct Look<'a> {
-    detail: Detail,
-    proc: Proc,
-    pub(super) reader: Reader,
-    opened: &'a Opened,
-}
-
-impl<'a> Look<'a> {
-    pub(super) fn new(detail: Detail, opened: &'a Opened) -> io::Result<Self> {
-        Ok(Self { detail, proc: Proc::open()?, reader: Reader::default(), opened })
-    }
-
-    /// The error says that it is not there.
-    fn group(&mut self, cgroup: &Cgroup) -> io::Result<Group> {
-        let (detail, reader) = (self.detail, &mut self.reader);
-        let created = cgroup.created()?;
-        let processes = match detail {
-            Detail::Usage => Processes::default(),
-            Detail::Load => self.proc.processes(cgroup, None, reader),
-            Detail::Everything => self.proc.processes(cgroup, Some(self.opened), reader),
-        };
-        let reading = cgroup.read(detail, reader);
-        let (path, network) = (cgroup.path(), Vec::new());
-        Ok(Group { path, created, reading, nano_cores: None, processes, network })
-    }
-
-    /// The network devices of a sandbox's processes.
-    pub(super) fn network(&mut self, group: &mut Group) {
-        if let Some(first) = group.processes.first
-            && self.detail >= Detail::Load
-        {
-            group.network = self.proc.network(Some(first), &mut self.reader);
-        }
-    }
-
-    /// The cgroups right below that belong to the pod.
-    fn runs(&mut self, cgroup: &Cgroup, names: &[String], found: &mut PodGroup) {
-        for name in names {
-            let id = container_id(name);
-            let pod = &found.pod;
-            let container = pod.containers.iter().position(|container| container.id == id);
-            let sandbox = pod.sandboxes.iter().position(|sandbox| sandbox.id == id);
-            let Some(index) = container.or(sandbox) else { continue };
-            let Ok(mut group) = self.group(&cgroup.child(name)) else { continue };
-            if container.is_some() {
-                found.containers.push(Run { index, group });
-                continue;
-            }
-            self.network(&mut group);
-            found.sandboxes.push(Run { index, group });
-        }
-        let pod = found.pod.clone();
-        let name = |run: &Run| pod.containers.get(run.index).map(|container| &container.name);
-        found.containers.sort_by(|a, b| name(a).cmp(&name(b)).then(a.index.cmp(&b.index)));
-    }
-}
-
-/// A pod that is to be read.
-pub(super) struct Job {
-    pub(super) pod: Arc<ObservedPod>,
-    /// The pod's own cgroup, or the one that it shares with others.
-    pub(super) cgroup: Cgroup,
-    /// Where pods have no cgroup: the names of those of its containers.
-    pub(super) containers: Option<Vec<String>>,
-}
-
-impl Job {
-    /// The pod as it is now. What was known of it before counts if it runs what it ran then.
-    pub(super) fn read(self, before: Option<&PodGroup>, look: &mut Look<'_>) -> Option<PodGroup> {
-        let before = before.filter(|before| Arc::ptr_eq(&before.pod, &self.pod));
-        let idle = before.filter(|before| before.is_idle(&self.cgroup, &mut look.reader));
-        let good = idle.filter(|idle| idle.holds());
-        if let Some(same) = good.and_then(|good| good.again(&self.cgroup, look)) {
-            return Some(same);
-        }
-        let read = Instant::now();
-        let mut found = PodGroup {
-            pod: self.pod,
-            read,
-            idle_since: idle.map_or(read, |idle| idle.idle_since),
-            own: None,
-            sandboxes: Vec::new(),
-            containers: Vec::new(),
-        };
-        match self.containers {
-            None => {
-                // First: what the pod does while its containers are read is to show next time.
-                found.own = Some(look.group(&self.cgroup).ok()?);
-                look.runs(&self.cgroup, &self.cgroup.children(), &mut found);
-            }
-            Some(names) => look.runs(&self.cgroup, &names, &mut found),
-        }
-        Some(found)
+        Ok(Self { detail, machine, node, levels, system, pods, devices, counted, observed })
     }
 }
 

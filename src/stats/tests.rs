@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::look::Look;
 use super::*;
 
 #[test]
@@ -15,6 +16,30 @@ fn this_machine_is_known() {
     assert!(machine.figures.cpu > Some(0));
     let root = FileSystem::of(Path::new("/")).unwrap();
     assert!(root.capacity > root.available && root.available > 0, "{root:?}");
+}
+
+#[test]
+fn processes_of_the_machine_are_not_counted_each_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    write("cgroup.clone_children", "0\n");
+    write("cgroup.procs", "0\n1\n");
+    let (root, opened) = (Cgroup::root(&Hierarchies::at(dir.path(), false)), Opened::default());
+    let mut look = Look::new(Detail::Load, &opened).unwrap();
+    let mut count = |before: Option<&Snapshot>| {
+        let (node, counted) = look.root(&root, before).unwrap();
+        (node.processes.count, counted)
+    };
+    let (first, at) = count(None);
+    assert_eq!(first, 1, "not those of another namespace");
+    write("cgroup.procs", "1\n2\n3\n");
+    let mut before = fixture::snapshot(Vec::new());
+    (before.node.processes.count, before.counted) = (first, at);
+    assert_eq!(count(Some(&before)), (1, at), "it holds, and gets older");
+    if let Some(long_ago) = at.checked_sub(Duration::from_secs(301)) {
+        before.counted = long_ago;
+        assert_eq!(count(Some(&before)).0, 3);
+    }
 }
 
 #[tokio::test]

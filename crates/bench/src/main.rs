@@ -21,6 +21,7 @@ mod process;
 mod proxy;
 mod report;
 mod restart;
+mod scrape;
 mod server;
 mod statistics;
 mod volumes;

@@ -2,9 +2,11 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use longshore_testkit::Host;
+use nix::time::ClockId;
 use nix::unistd::Pid;
 use procfs::process::Process;
 use serde::Serialize;
@@ -32,12 +34,13 @@ pub(crate) struct Memory {
 #[allow(clippy::cast_precision_loss, reason = "figures to look at")]
 pub(crate) fn look(pid: u32) -> Result<Use> {
     let process = Process::new(i32::try_from(pid)?)?;
-    let (stat, status) = (process.stat()?, process.status()?);
+    let (status, clock) =
+        (process.status()?, ClockId::pid_cpu_clock_id(Pid::from_raw(process.pid))?);
     let rollup = process.smaps_rollup()?.memory_map_rollup;
     let pss = rollup.0.first().and_then(|map| map.extension.map.get("Pss")).context("no Pss")?;
     let kib = |field: Option<u64>| field.map_or(0.0, |kib| kib as f64 / 1024.0);
     Ok(Use {
-        cpu_seconds: (stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64,
+        cpu_seconds: Duration::from(clock.now()?).as_secs_f64(),
         memory: Memory {
             rss: kib(status.vmrss),
             pss: *pss as f64 / f64::from(1 << 20),

@@ -2,11 +2,11 @@
 //!
 //! Asks the read-only port, which serves figures as 10250 does but without encryption and leave, so
 //! that these are not what is measured.
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use kube::api::PostParams;
 use longshore_testkit::{BUSYBOX, Host, NodeOptions};
 use serde::Serialize;
@@ -18,18 +18,13 @@ use crate::Args;
 use crate::burst;
 use crate::cluster::Cluster;
 use crate::process::Memory;
+use crate::scrape::{self, Scrapes};
 use crate::statistics::Spread;
 
-/// What a monitoring system scrapes.
-const SCRAPED: [&str; 4] =
-    ["/metrics", "/metrics/cadvisor", "/metrics/resource", "/metrics/probes"];
-/// How often the summary is asked for, and everything scraped.
+/// How often the summary is asked for.
 const SUMMARIES: usize = 30;
-const SCRAPES: usize = 120;
 /// Between two of these.
-const PAUSE: Duration = Duration::from_secs(1);
-/// Bytes that a server hands over at a time.
-const WRITE: usize = 1 << 17;
+pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 /// Requests of the flood.
 const FLOOD: usize = 100_000;
 /// Lines that the followed container writes as fast as it can, of this length.
@@ -42,11 +37,7 @@ pub(crate) struct Server {
     pub(crate) pods: u16,
     /// Milliseconds that an answer of `/stats/summary` took.
     pub(crate) summary_ms: Spread,
-    /// Milliseconds of CPU that one scrape of all endpoints took the node.
-    pub(crate) scrape_cpu_ms: f64,
-    /// MiB of its answers, and the milliseconds of CPU to send so much through a socket.
-    pub(crate) scrape_mib: f64,
-    pub(crate) sending_cpu_ms: f64,
+    pub(crate) scrape: Scrapes,
     pub(crate) follow: Follow,
     pub(crate) flood: Flood,
 }
@@ -97,63 +88,17 @@ async fn measure(host: &mut Host, pods: u16) -> Result<Server> {
         summaries.push(began.elapsed().as_secs_f64() * 1000.0);
         tokio::time::sleep(PAUSE).await;
     }
-    let before = cluster.uses()?.node.cpu_seconds;
-    let idle = Instant::now();
-    tokio::time::sleep(PAUSE * u32::try_from(SUMMARIES)?).await;
-    let idle = (cluster.uses()?.node.cpu_seconds - before) / idle.elapsed().as_secs_f64();
-    let (began, before) = (Instant::now(), cluster.uses()?.node.cpu_seconds);
-    let mut bytes = 0;
-    for _ in 0..SCRAPES {
-        for path in SCRAPED {
-            bytes += port.get(path).await?.len();
-        }
-        tokio::time::sleep(PAUSE).await;
-    }
-    let used = cluster.uses()?.node.cpu_seconds - before;
-    #[allow(clippy::cast_precision_loss, reason = "a small number")]
-    let scrape_cpu = (used - idle * began.elapsed().as_secs_f64()) / SCRAPES as f64;
-    let page = bytes / SCRAPES;
-    let sending = tokio::task::spawn_blocking(move || send(page)).await??;
+    let scrape = scrape::measure(&mut cluster, &mut port).await?;
     let follow = follow(&mut cluster).await?;
     let flood = flood(&mut cluster, &mut port).await?;
     cluster.stop()?;
     Ok(Server {
         pods,
         summary_ms: Spread::of(summaries).context("no summary")?,
-        scrape_cpu_ms: scrape_cpu * 1000.0,
-        #[allow(clippy::cast_precision_loss, reason = "a figure to look at")]
-        scrape_mib: page as f64 / f64::from(1 << 20),
-        sending_cpu_ms: sending.as_secs_f64() * 1000.0,
+        scrape,
         follow,
         flood,
     })
-}
-
-/// CPU time of a thread that sends so many bytes through a socket of this machine, the median of some
-/// times: what a page costs however it is made.
-fn send(bytes: usize) -> Result<Duration> {
-    const TIMES: usize = 9;
-    let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
-    let mut socket = std::net::TcpStream::connect(listener.local_addr()?)?;
-    let (mut other, _) = listener.accept()?;
-    let reader = std::thread::spawn(move || std::io::copy(&mut other, &mut std::io::sink()));
-    let page = vec![b'x'; bytes];
-    let mut taken = Vec::new();
-    for _ in 0..TIMES {
-        let before = thread_time()?;
-        page.chunks(WRITE).try_for_each(|chunk| socket.write_all(chunk))?;
-        taken.push(thread_time()? - before);
-    }
-    drop(socket);
-    reader.join().map_err(|_| anyhow!("the reader panicked"))??;
-    taken.sort_unstable();
-    Ok(taken[TIMES / 2])
-}
-
-fn thread_time() -> Result<Duration> {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat")?;
-    let nanoseconds = text.split(' ').next().unwrap_or_default().parse()?;
-    Ok(Duration::from_nanos(nanoseconds))
 }
 
 async fn follow(cluster: &mut Cluster<'_>) -> Result<Follow> {
@@ -225,7 +170,7 @@ async fn flood(cluster: &mut Cluster<'_>, port: &mut Port) -> Result<Flood> {
 }
 
 /// A connection to the node's read-only port.
-struct Port(tokio::io::BufReader<TcpStream>);
+pub(crate) struct Port(tokio::io::BufReader<TcpStream>);
 
 impl Port {
     async fn open(cluster: &Cluster<'_>) -> Result<Self> {
@@ -235,7 +180,7 @@ impl Port {
     }
 
     /// The body of that path's answer.
-    async fn get(&mut self, path: &str) -> Result<String> {
+    pub(crate) async fn get(&mut self, path: &str) -> Result<String> {
         match self.ask(path, "Accept: */*").await? {
             (200, body) => Ok(body),
             (code, body) => bail!("GET {path}: {code}: {body}"),
@@ -286,19 +231,14 @@ impl Port {
 
 impl std::fmt::Display for Server {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { pods, summary_ms, scrape_cpu_ms, scrape_mib, sending_cpu_ms, follow, flood } =
-            self;
+        let Self { pods, summary_ms, scrape, follow, flood } = self;
         writeln!(f, "{pods} pods")?;
         writeln!(
             f,
             "/stats/summary          p50 {:.1} ms, p99 {:.1} ms",
             summary_ms.p50, summary_ms.p99
         )?;
-        writeln!(
-            f,
-            "scrape of all           {scrape_cpu_ms:.1} ms of CPU; to send its {scrape_mib:.1} MiB \
-             alone: {sending_cpu_ms:.1} ms"
-        )?;
+        scrape.fmt(f)?;
         writeln!(
             f,
             "logs -f                 {:.0} MiB/s, {} lines lost, node {:.1} -> {:.1} MiB",

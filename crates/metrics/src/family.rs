@@ -104,10 +104,11 @@ impl<M: Metric, const N: usize> Page for Family<M, N> {
         let Inner { name, help, labels, .. } = *self.0;
         let mut samples = text.family(name, help, M::KIND);
         let series = self.0.series.read().unwrap_or_else(PoisonError::into_inner);
+        let mut written = Labels::NONE;
         for one in series.iter() {
-            let pairs = labels.into_iter().zip(&one.values);
-            let labels = pairs.fold(Labels::NONE, |all, (name, value)| all.and(name, value));
-            one.metric.write(&labels, &mut samples);
+            written.clear();
+            labels.into_iter().zip(&one.values).for_each(|(name, value)| written.add(name, value));
+            one.metric.write(&written, &mut samples);
         }
     }
 }

@@ -69,7 +69,7 @@ fn collectors_write_with_times() {
         let labels = Labels::new(&[("pod", "p")]);
         let mut samples = text.family("x_bytes", "of x", Kind::Gauge);
         samples.add_at(&labels, 1e18, &Moment::of_millis(1_700_000_000_123));
-        samples.add(&labels.and("device", "d"), f64::INFINITY);
+        samples.add_of(&labels, &[("device", "d")], f64::INFINITY, None);
         text.family("y", "nothing", Kind::Counter);
     });
     let page = read(&registry);

@@ -28,7 +28,8 @@ impl Kind {
     }
 }
 
-/// Labels as the format has them, escaped once, for as many samples as carry them.
+/// Labels as the format has them, escaped once, for as many samples as carry them: `{` and what follows
+/// it, or nothing. The brace that ends them is left to the sample, which may have more.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Labels(String);
 
@@ -39,29 +40,30 @@ impl Labels {
     /// These names, which must be valid, with any values.
     pub fn new(pairs: &[(&str, &str)]) -> Self {
         let bytes = pairs.iter().map(|(name, value)| name.len() + value.len() + ",=\"\"".len());
-        let labels = Self(String::with_capacity(bytes.sum()));
-        pairs.iter().fold(labels, |labels, (name, value)| labels.and(name, value))
+        let mut labels = Self(String::with_capacity(bytes.sum()));
+        pairs.iter().for_each(|(name, value)| labels.add(name, value));
+        labels
     }
 
-    /// These, and one more.
-    #[must_use]
-    pub fn and(mut self, name: &str, value: &str) -> Self {
-        if !self.0.is_empty() {
-            self.0.push(',');
-        }
-        pair(&mut self.0, name, value);
-        self
+    /// One more.
+    pub(crate) fn add(&mut self, name: &str, value: &str) {
+        pair(&mut self.0, 0, name, value);
+    }
+
+    /// None again, with room for as much as before.
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
     }
 }
 
-/// A moment as the format has it, written once for as many samples as were read then.
+/// A moment as the format has it, to the end of a line, for as many samples as were read then.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Moment(String);
 
 impl Moment {
     /// So many milliseconds since 1970.
     pub fn of_millis(millis: i64) -> Self {
-        Self(format!(" {millis}"))
+        Self(format!(" {millis}\n"))
     }
 }
 
@@ -151,16 +153,18 @@ impl Samples<'_> {
         self.line("", labels, more, value, at);
     }
 
-    /// All lines of a histogram: bounds that ascend, how many observations fell between each and
-    /// the one before it (and, one more, above the last), and the sum of all observations.
-    pub(crate) fn histogram(&mut self, labels: &Labels, bounds: &[f64], counts: &[u64], sum: f64) {
+    /// All lines of a histogram: how many observations fell between each bound (which are ascending,
+    /// and named as the format has them) and the one before it, and the sum of all observations.
+    pub(crate) fn histogram<'b>(
+        &mut self,
+        labels: &Labels,
+        counts: impl Iterator<Item = (&'b str, u64)>,
+        sum: f64,
+    ) {
         let mut seen = 0;
-        let mut le = String::new();
-        for (at, count) in counts.iter().enumerate() {
+        for (bound, count) in counts {
             seen += count;
-            le.clear();
-            number(&mut le, bounds.get(at).copied().unwrap_or(f64::INFINITY));
-            self.line("_bucket", labels, &[("le", &le)], seen as f64, None);
+            self.line("_bucket", labels, &[("le", bound)], seen as f64, None);
         }
         self.line("_sum", labels, &[], sum, None);
         self.line("_count", labels, &[], seen as f64, None);
@@ -180,23 +184,12 @@ impl Samples<'_> {
         }
         self.text.push_str(self.name);
         self.text.push_str(suffix);
-        if !(labels.0.is_empty() && more.is_empty()) {
-            self.text.push('{');
-            self.text.push_str(&labels.0);
-            for (at, (name, value)) in more.iter().enumerate() {
-                if at > 0 || !labels.0.is_empty() {
-                    self.text.push(',');
-                }
-                pair(self.text, name, value);
-            }
-            self.text.push('}');
-        }
-        self.text.push(' ');
+        let labelled = self.text.len();
+        self.text.push_str(&labels.0);
+        more.iter().for_each(|(name, value)| pair(self.text, labelled, name, value));
+        self.text.push_str(if self.text.len() > labelled { "} " } else { " " });
         number(self.text, value);
-        if let Some(Moment(at)) = at {
-            self.text.push_str(at);
-        }
-        self.text.push('\n');
+        self.text.push_str(at.map_or("\n", |Moment(at)| at));
     }
 
     fn begin(&mut self) {
@@ -214,18 +207,22 @@ impl Samples<'_> {
 /// Whole numbers, which most are, are cheaper to write as such; all below this are exact.
 const EXACT: f64 = 9_007_199_254_740_992.0;
 
-fn number(text: &mut String, value: f64) {
+pub(crate) fn number(text: &mut String, value: f64) {
+    #[allow(clippy::cast_possible_truncation, reason = "what is cut off is seen")]
+    let whole = value as i64;
     if value.is_infinite() {
         text.push_str(if value > 0.0 { "+Inf" } else { "-Inf" });
-    } else if value.fract() == 0.0 && value.abs() < EXACT {
-        text.push_str(itoa::Buffer::new().format(value as i64));
+    } else if whole as f64 == value && value.abs() < EXACT {
+        text.push_str(itoa::Buffer::new().format(whole));
     } else {
         // writing to a string does not fail
         let _ = write!(text, "{value}");
     }
 }
 
-fn pair(text: &mut String, name: &str, value: &str) {
+/// Labels begin at `from`, where there may be some.
+fn pair(text: &mut String, from: usize, name: &str, value: &str) {
+    text.push(if text.len() > from { ',' } else { '{' });
     text.push_str(name);
     text.push_str("=\"");
     escape(text, value, true);
@@ -234,9 +231,9 @@ fn pair(text: &mut String, name: &str, value: &str) {
 
 /// A value of a label is quoted, a help text is not.
 fn escape(text: &mut String, raw: &str, quoted: bool) {
-    let special = |byte: u8| byte == b'\\' || byte == b'\n' || (quoted && byte == b'"');
+    let quote = if quoted { b'"' } else { b'\n' };
     let mut rest = raw;
-    while let Some(at) = rest.bytes().position(special) {
+    while let Some(at) = memchr::memchr3(b'\\', b'\n', quote, rest.as_bytes()) {
         text.push_str(&rest[..at]);
         text.push('\\');
         text.push(match rest.as_bytes()[at] {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::text::{Kind, Labels, Samples};
+use crate::text::{Kind, Labels, Samples, number};
 
 /// What can be a series of a family.
 pub trait Metric: fmt::Debug + Clone + Send + Sync + 'static {
@@ -99,7 +99,7 @@ pub struct Histogram(Arc<Distribution>);
 
 #[derive(Debug)]
 struct Distribution {
-    bounds: Buckets,
+    buckets: Buckets,
     /// One for each bound, and one for what is above the last.
     counts: Box<[AtomicU64]>,
     sum: Float,
@@ -111,7 +111,7 @@ impl Histogram {
         if value.is_nan() {
             return;
         }
-        let bucket = self.0.bounds.0.partition_point(|bound| *bound < value);
+        let bucket = self.0.buckets.0.bounds.partition_point(|bound| *bound < value);
         if let Some(count) = self.0.counts.get(bucket) {
             count.fetch_add(1, Ordering::Relaxed);
             self.0.sum.add(value);
@@ -139,21 +139,28 @@ impl Metric for Histogram {
 
     const KIND: Kind = Kind::Histogram;
 
-    fn new(bounds: &Buckets) -> Self {
-        let counts = (0..=bounds.0.len()).map(|_| AtomicU64::default()).collect();
-        Self(Arc::new(Distribution { bounds: bounds.clone(), counts, sum: Float::default() }))
+    fn new(buckets: &Buckets) -> Self {
+        let counts = buckets.0.names.iter().map(|_| AtomicU64::default()).collect();
+        Self(Arc::new(Distribution { buckets: buckets.clone(), counts, sum: Float::default() }))
     }
 
     fn write(&self, labels: &Labels, samples: &mut Samples<'_>) {
-        let counts: Vec<u64> =
-            self.0.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
-        samples.histogram(labels, &self.0.bounds.0, &counts, self.sum());
+        let counts = self.0.counts.iter().map(|count| count.load(Ordering::Relaxed));
+        let names = self.0.buckets.0.names.iter().map(AsRef::as_ref);
+        samples.histogram(labels, names.zip(counts), self.sum());
     }
 }
 
 /// The bounds of a histogram's buckets: ascending, finite; the bucket above all is understood.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Buckets(Arc<[f64]>);
+pub struct Buckets(Arc<Bounds>);
+
+#[derive(Debug, PartialEq)]
+struct Bounds {
+    bounds: Box<[f64]>,
+    /// As the text format has them, and one more for what is above the last.
+    names: Box<[Box<str>]>,
+}
 
 impl Buckets {
     /// The bounds that Prometheus' clients take when nothing else is said: 5 ms to 10 s.
@@ -163,26 +170,39 @@ impl Buckets {
 
     /// These bounds.
     pub fn of(bounds: &[f64]) -> Self {
-        debug_assert!(bounds.is_sorted() && bounds.iter().all(|bound| bound.is_finite()));
-        Self(bounds.into())
+        Self::from_iter(bounds.iter().copied())
     }
 
     /// So many bounds, each `factor` times the one before.
     pub fn exponential(start: f64, factor: f64, count: usize) -> Self {
         let next = |bound: &f64| Some(bound * factor);
-        Self(std::iter::successors(Some(start), next).take(count).collect())
+        Self::from_iter(std::iter::successors(Some(start), next).take(count))
     }
 
     /// So many bounds, each `width` above the one before.
     pub fn linear(start: f64, width: f64, count: usize) -> Self {
         let next = |bound: &f64| Some(bound + width);
-        Self(std::iter::successors(Some(start), next).take(count).collect())
+        Self::from_iter(std::iter::successors(Some(start), next).take(count))
     }
 
     /// These, and then those.
     #[must_use]
     pub fn then(&self, more: &Self) -> Self {
-        Self(self.0.iter().chain(more.0.iter()).copied().collect())
+        Self::from_iter(self.0.bounds.iter().chain(&more.0.bounds).copied())
+    }
+}
+
+impl FromIterator<f64> for Buckets {
+    fn from_iter<I: IntoIterator<Item = f64>>(bounds: I) -> Self {
+        let bounds: Box<[f64]> = bounds.into_iter().collect();
+        debug_assert!(bounds.is_sorted() && bounds.iter().all(|bound| bound.is_finite()));
+        let name = |bound: &f64| {
+            let mut name = String::new();
+            number(&mut name, *bound);
+            name.into()
+        };
+        let names = bounds.iter().chain(&[f64::INFINITY]).map(name).collect();
+        Self(Arc::new(Bounds { bounds, names }))
     }
 }
 

@@ -21,7 +21,9 @@ pub(in crate::stats) struct Reader {
 impl Reader {
     /// The text of a file below a directory. The error names the file.
     pub(in crate::stats) fn text(&mut self, dir: impl AsFd, name: &str) -> io::Result<&str> {
-        self.read(dir, name, false).map_err(|error| named(name, error))
+        let file = openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        let file = file.map_err(|error| named(name, error.into()))?;
+        self.read(&file, false).map_err(|error| named(name, error))
     }
 
     /// The text of a file of a controller.
@@ -37,26 +39,39 @@ impl Reader {
 
     /// The number that a file of a controller holds, and nothing else.
     pub(super) fn number(&mut self, file: &File<'_>) -> io::Result<u64> {
-        let number = self.piece(file)?.trim().parse();
-        number.map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("{file}: no number")))
+        number(self.piece(file)?).map_err(|error| named(&file.to_string(), error))
+    }
+
+    /// What is in an open file now, as far as it is one piece.
+    pub(super) fn now(&mut self, file: &OwnedFd) -> io::Result<&str> {
+        let length = rustix::io::pread(file, self.room(), 0)?;
+        self.said(length)
     }
 
     fn of(&mut self, file: &File<'_>, piece: bool) -> io::Result<&str> {
-        let (base, path) = file.place()?;
-        self.read(base, &path, piece).map_err(|error| named(&file.to_string(), error))
+        let opened = file.open()?;
+        self.read(&opened, piece).map_err(|error| named(&file.to_string(), error))
     }
 
-    fn read(&mut self, dir: impl AsFd, name: &str, piece: bool) -> io::Result<&str> {
-        let file = openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        let length = self.fill(&file, piece)?;
+    fn read(&mut self, file: &OwnedFd, piece: bool) -> io::Result<&str> {
+        let length = self.fill(file, piece)?;
+        self.said(length)
+    }
+
+    fn said(&self, length: usize) -> io::Result<&str> {
         let text = std::str::from_utf8(self.buffer.get(..length).unwrap_or_default());
         text.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    fn fill(&mut self, file: &OwnedFd, piece: bool) -> io::Result<usize> {
+    fn room(&mut self) -> &mut [u8] {
         if self.buffer.is_empty() {
             self.buffer.resize(ROOM, 0);
         }
+        &mut self.buffer
+    }
+
+    fn fill(&mut self, file: &OwnedFd, piece: bool) -> io::Result<usize> {
+        self.room();
         let mut length = 0;
         loop {
             if length == self.buffer.len() {
@@ -74,6 +89,11 @@ impl Reader {
             }
         }
     }
+}
+
+/// The number that a text is.
+pub(super) fn number(text: &str) -> io::Result<u64> {
+    text.trim().parse().map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "no number"))
 }
 
 /// The error with the file that it is about.

@@ -59,6 +59,13 @@ impl<'a> File<'a> {
         };
         Ok((self.cgroup.base.directory(self.controller)?, path))
     }
+
+    /// The error names the file.
+    pub(super) fn open(self) -> io::Result<OwnedFd> {
+        let (base, path) = self.place()?;
+        let opened = openat(base, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        opened.map_err(|error| named(&self.to_string(), error.into()))
+    }
 }
 
 impl fmt::Display for File<'_> {

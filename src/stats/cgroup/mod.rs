@@ -10,6 +10,7 @@ mod reading;
 #[cfg(test)]
 mod tests;
 mod types;
+mod watch;
 
 use std::sync::Arc;
 
@@ -21,6 +22,7 @@ pub use types::{
     Cpu, Detail, DeviceIo, Faults, Limits, MemoryUse, OPERATIONS, Pressure, Reading, Stall, Stalls,
     Tasks, Throttling,
 };
+pub(super) use watch::Watch;
 
 const MOUNT: &str = "/sys/fs/cgroup";
 

@@ -6,6 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use rustix::fs::CWD;
 
 use super::files::{Reader, pairs};
+use super::group::File;
 use super::types::{
     Cpu, Detail, DeviceIo, Limits, MemoryUse, OPERATIONS, Pressure, Reading, Stalls, Tasks,
     Throttling,
@@ -43,21 +44,19 @@ impl Cgroup {
 
     /// CPU time. On v1, its parts are in other files: [`Self::split_times`].
     pub(in crate::stats) fn cpu(&self, reader: &mut Reader) -> io::Result<Cpu> {
-        if !self.is_unified() {
-            let total = reader.number(&self.file(Controller::CpuAcct, "cpuacct.usage"))?;
-            return Ok(Cpu { total, ..Cpu::default() });
+        let file = self.cpu_file();
+        match self.is_unified() {
+            true => Ok(cpu_v2(reader.piece(&file)?)),
+            false => Ok(Cpu { total: reader.number(&file)?, ..Cpu::default() }),
         }
-        let (mut cpu, mut throttling) = (Cpu::default(), None);
-        for (key, value) in pairs(reader.piece(&self.file(Controller::Cpu, "cpu.stat"))?) {
-            let nanoseconds = value.saturating_mul(1000);
-            match key {
-                "usage_usec" => cpu.total = nanoseconds,
-                "user_usec" => cpu.user = nanoseconds,
-                "system_usec" => cpu.system = nanoseconds,
-                _ => throttle(&mut throttling, key, value, nanoseconds),
-            }
+    }
+
+    /// The file that tells of CPU time.
+    pub(super) fn cpu_file(&self) -> File<'_> {
+        match self.is_unified() {
+            true => self.file(Controller::Cpu, "cpu.stat"),
+            false => self.file(Controller::CpuAcct, "cpuacct.usage"),
         }
-        Ok(Cpu { throttling, ..cpu })
     }
 
     fn split_times(&self, reader: &mut Reader, cpu: &mut Cpu) {
@@ -81,7 +80,11 @@ impl Cgroup {
     /// Memory; with `all`, also what takes a file more.
     pub(in crate::stats) fn memory(&self, reader: &mut Reader, all: bool) -> io::Result<MemoryUse> {
         let file = |name| self.file(Controller::Memory, name);
-        let mut memory = self.memory_in_use(reader)?;
+        let usage = match self.is_unified() && self.is_root() {
+            true => None,
+            false => Some(self.memory_usage(reader)?),
+        };
+        let mut memory = self.memory_in_use(usage, reader)?;
         let limit = |limit: io::Result<u64>| limit.ok().filter(|limit| *limit < UNLIMITED);
         match (self.is_unified(), self.is_root()) {
             (true, true) => {}
@@ -109,14 +112,19 @@ impl Cgroup {
         Ok(memory)
     }
 
-    /// What changes though its processes do nothing: the kernel takes memory from them.
-    pub(in crate::stats) fn memory_in_use(&self, reader: &mut Reader) -> io::Result<MemoryUse> {
+    /// Bytes of memory in use, of pages of files too.
+    pub(in crate::stats) fn memory_usage(&self, reader: &mut Reader) -> io::Result<u64> {
+        reader.number(&self.memory_file())
+    }
+
+    /// What changes though its processes do nothing, as the kernel takes memory from them: of so much in
+    /// use, which the root of v2 does not tell.
+    pub(in crate::stats) fn memory_in_use(
+        &self,
+        usage: Option<u64>,
+        reader: &mut Reader,
+    ) -> io::Result<MemoryUse> {
         let file = |name| self.file(Controller::Memory, name);
-        // The root of v2 has no file about it.
-        let usage = match self.is_unified() && self.is_root() {
-            true => None,
-            false => Some(self.memory_usage(reader)?),
-        };
         let text = reader.piece(&file("memory.stat"))?;
         let mut memory = match self.is_unified() {
             true => stat_v2(text),
@@ -133,10 +141,10 @@ impl Cgroup {
         Ok(memory)
     }
 
-    /// Bytes of memory in use, of pages of files too. The root of v2 tells no such thing.
-    pub(in crate::stats) fn memory_usage(&self, reader: &mut Reader) -> io::Result<u64> {
+    /// The file about bytes of memory in use, of pages of files too. The root of v2 has none.
+    pub(super) fn memory_file(&self) -> File<'_> {
         let name = if self.is_unified() { "memory.current" } else { "memory.usage_in_bytes" };
-        reader.number(&self.file(Controller::Memory, name))
+        self.file(Controller::Memory, name)
     }
 
     pub(super) fn tasks(&self, reader: &mut Reader) -> Option<Tasks> {
@@ -145,7 +153,8 @@ impl Cgroup {
         Some(Tasks { current, max: reader.number(&file("pids.max")).ok() })
     }
 
-    fn pressure(&self, reader: &mut Reader) -> Pressure {
+    /// What tasks wait for.
+    pub(in crate::stats) fn pressure(&self, reader: &mut Reader) -> Pressure {
         let mut of = |resource: &str| {
             let text = match (self.is_unified(), self.is_root()) {
                 (true, _) => {
@@ -161,7 +170,8 @@ impl Cgroup {
         Pressure { cpu: of("cpu"), memory: of("memory"), io: of("io") }
     }
 
-    fn io(&self, reader: &mut Reader) -> Vec<DeviceIo> {
+    /// Reads and writes, by device.
+    pub(in crate::stats) fn io(&self, reader: &mut Reader) -> Vec<DeviceIo> {
         let mut found = Vec::new();
         let file = |name| self.file(Controller::BlkIo, name);
         if self.is_unified() {
@@ -213,6 +223,21 @@ fn throttle(throttling: &mut Option<Throttling>, key: &str, value: u64, nanoseco
         "burst_usec" | "burst_time" => known.burst_time = nanoseconds,
         _ => {}
     }
+}
+
+/// `cpu.stat` of v2.
+pub(super) fn cpu_v2(text: &str) -> Cpu {
+    let (mut cpu, mut throttling) = (Cpu::default(), None);
+    for (key, value) in pairs(text) {
+        let nanoseconds = value.saturating_mul(1000);
+        match key {
+            "usage_usec" => cpu.total = nanoseconds,
+            "user_usec" => cpu.user = nanoseconds,
+            "system_usec" => cpu.system = nanoseconds,
+            _ => throttle(&mut throttling, key, value, nanoseconds),
+        }
+    }
+    Cpu { throttling, ..cpu }
 }
 
 fn stat_v2(text: &str) -> MemoryUse {

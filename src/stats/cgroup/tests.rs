@@ -263,3 +263,26 @@ fn a_file_that_is_longer_than_the_buffer_is_read_whole() {
         assert!(found.last().is_none_or(|io| io.read() == count - 1));
     }
 }
+
+#[test]
+fn files_that_stay_open_tell_what_they_did_and_nothing_of_a_cgroup_that_is_gone() {
+    let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    let name = format!("longshore-watch-{}", std::process::id());
+    let group = Cgroup::new(&Hierarchies::find(unified), name.as_ref());
+    let dirs = [Controller::Memory, Controller::CpuAcct].map(|controller| {
+        let file = group.path_of(controller, "cgroup.procs");
+        Path::new(&file).parent().unwrap().to_owned()
+    });
+    dirs.iter().for_each(|dir| fs::create_dir_all(dir).unwrap());
+    let mut reader = Reader::default();
+    let watched = Watch::open(&group).and_then(|watch| {
+        let told = (watch.cpu(&mut reader)?, watch.memory(&mut reader)?);
+        let now = (group.cpu(&mut reader)?.total, group.memory_usage(&mut reader)?);
+        Ok((watch, told == now))
+    });
+    dirs.iter().filter(|dir| dir.exists()).for_each(|dir| fs::remove_dir(dir).unwrap());
+    let (watch, same) = watched.unwrap();
+    assert!(same, "nobody is in it");
+    assert!(watch.cpu(&mut reader).is_err() && watch.memory(&mut reader).is_err());
+    assert!(Watch::open(&group).unwrap_err().to_string().contains(&name));
+}

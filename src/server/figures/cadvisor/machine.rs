@@ -42,7 +42,7 @@ pub(super) fn families(facts: &Facts, text: &mut Text) {
     let help = "NVM capacity value labeled by NVM mode (memory mode or app direct mode).";
     let mut capacity = text.family("machine_nvm_capacity", help, Kind::Gauge);
     for mode in ["app_direct_mode", "memory_mode"] {
-        capacity.add_at(&labels.clone().and("mode", mode), 0.0, &now);
+        capacity.add_of(&labels, &[("mode", mode)], 0.0, Some(&now));
     }
     let help = "1 if there was an error while getting machine metrics, 0 otherwise.";
     text.family("machine_scrape_error", help, Kind::Gauge).add(&Labels::NONE, 0.0);

@@ -203,11 +203,14 @@ impl Names<'_> {
 impl View {
     fn new(snapshot: Arc<Snapshot>, sandbox_image: &str) -> Self {
         let mut subjects = Vec::with_capacity(snapshot.groups().count());
-        let mut seen = std::collections::HashSet::new();
         let mut add = |place: Place, names: Names<'_>, started: Option<Timestamp>| {
+            let is_listed = |group: &Group| {
+                let places = subjects.iter().map(|listed: &Labelled| listed.place);
+                places.filter_map(|place| place.of(&snapshot)).any(|one| one.path == group.path)
+            };
             // A daemon may run in a cgroup that is listed already.
             if let Some(group) = place.of(&snapshot)
-                && seen.insert(group.path.as_str())
+                && !(matches!(place, Place::System(_)) && is_listed(group))
             {
                 let labels = names.labels(&group.path);
                 let at = Moment::of_millis(group.reading.at.as_millisecond());
