@@ -9,6 +9,7 @@ use std::time::Duration;
 use common::{Cluster, FOREVER, PATIENCE, condition, container, run_of, script, uid};
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use kube::api::{Patch, PatchParams};
+use longshore_metrics::parse::parse;
 use longshore_testkit::fakecri::Fault;
 use longshore_testkit::{Host, wait_until};
 use serde_json::{Value, json};
@@ -97,6 +98,22 @@ fn limits(cluster: &Cluster, group: &str) -> (i64, i64, i64) {
         number("cpu", "cpu.cfs_quota_us"),
         number("memory", "memory.limit_in_bytes") / MIB,
     )
+}
+
+/// The memory limits (MiB) that the node's figures tell of a pod and of its container.
+async fn told_limits(cluster: &Cluster, pod: &str) -> Result<[i64; 2], String> {
+    let path = format!("/api/v1/nodes/{}/proxy/metrics/cadvisor", cluster.host.name());
+    let request = axum::http::Request::get(path).body(Vec::new()).unwrap();
+    let text = cluster.client.request_text(request).await.map_err(|error| error.to_string())?;
+    let page = parse(&text).map_err(|error| error.to_string())?;
+    let of = |labels: &[(&str, &str)]| {
+        let mut samples = page.samples("container_spec_memory_limit_bytes", labels);
+        samples.next().map_or(0, |sample| sample.value as i64 / MIB)
+    };
+    Ok([
+        of(&[("pod", pod), ("container", ""), ("image", "")]),
+        of(&[("pod", pod), ("container", "c")]),
+    ])
 }
 
 fn group_of(pod: &Pod, class: &str) -> String {
@@ -377,6 +394,29 @@ async fn what_a_pod_asks_for_as_a_whole_moves_too() {
             let run = limits(&cluster, &run_group(&resized, ""));
             assert_eq!((run.1, run.2), (expected.1, expected.2));
         }
+    }
+    cluster.host.assert_clean();
+}
+
+#[tokio::test]
+async fn figures_tell_what_a_pod_may_use_though_it_does_nothing() {
+    let cluster = Cluster::start().await;
+    let mut spec = same("50m", "16Mi");
+    spec["resources"] = json!({"limits": {"cpu": "200m", "memory": "64Mi"}});
+    cluster.create("web", spec).await;
+    cluster.until_ready("web").await;
+    for memory in [64, 128, 32] {
+        let limits = json!({"limits": {"cpu": "200m", "memory": format!("{memory}Mi")}});
+        patch(&cluster, "web", &json!({"spec": {"resources": limits}})).await;
+        until_resized(&cluster, "web").await;
+        wait_until(PATIENCE, "figures tell of it", async || {
+            match told_limits(&cluster, "web").await? {
+                told if told == [memory, 16] => Ok(()),
+                told => Err(format!("{told:?}, not {memory} and 16")),
+            }
+        })
+        .await
+        .unwrap();
     }
     cluster.host.assert_clean();
 }

@@ -100,6 +100,14 @@ impl Observer {
         pods.values().find_map(|record| record.containers.get(id)).map(|seen| seen.value.clone())
     }
 
+    /// The pod was given other resources. What runs of it is the same, but not what was read of its
+    /// cgroups when this was last observed.
+    pub fn resized(&self, uid: &str) {
+        if let Some(record) = self.pods().get(uid) {
+            record.renew();
+        }
+    }
+
     /// Look closely at one sandbox.
     pub async fn look_at_sandbox(&self, uid: &str, id: &str) -> Result<(), Error> {
         let at = Instant::now();

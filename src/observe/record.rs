@@ -75,6 +75,14 @@ impl Record {
         }
     }
 
+    /// Show the same anew, without a word to those who wait for a change.
+    pub(super) fn renew(&self) {
+        self.published.send_if_modified(|published| {
+            *published = Arc::new(ObservedPod::clone(published));
+            false
+        });
+    }
+
     /// A look that a relist called for is over.
     pub(super) fn looked(&mut self, uid: &str, id: &str) {
         self.looking.remove(id);

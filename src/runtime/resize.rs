@@ -27,6 +27,7 @@ impl PodRuntime {
         if let Err(error) = self.observer.look_at_container(spec::uid(pod), id, sandbox_id).await {
             debug!(pod = describe(pod), id, %error, "look at a resized container failed");
         }
+        self.observer.resized(spec::uid(pod));
         Ok(())
     }
 
@@ -43,7 +44,9 @@ impl PodRuntime {
             Err(error) if error.is_unimplemented() || is_missing(&error) => {}
             told => told?,
         }
-        Ok(self.settings.cgroups.create(&self.managers.without_quota(pod)).await?)
+        self.settings.cgroups.create(&self.managers.without_quota(pod)).await?;
+        self.observer.resized(spec::uid(pod));
+        Ok(())
     }
 
     /// The memory that the pod uses, in bytes.

@@ -52,9 +52,10 @@ impl PodGroup {
         let settles = look.detail >= Detail::Everything
             && !self.is_settled()
             && now.saturating_duration_since(self.idle_since) >= SETTLED;
+        let path = cgroup.path();
         for group in same.groups_mut() {
             // Empty for the own one.
-            let name = group.path.strip_prefix(&cgroup.path()).unwrap_or_default();
+            let name = group.path.strip_prefix(&path).unwrap_or_default();
             let below = || cgroup.child(name.trim_start_matches('/'));
             let reading = &mut group.reading;
             reading.at = at;

@@ -119,7 +119,7 @@ pub enum Depth {
 pub struct Ages {
     /// While the same runs on the node.
     pub same: Duration,
-    /// When something has been started, or has ended.
+    /// When something has been started or given other resources, or has ended.
     pub changed: Duration,
 }
 
