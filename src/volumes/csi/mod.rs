@@ -149,6 +149,9 @@ pub(super) async fn set_up(
     source: &CSIPersistentVolumeSource,
 ) -> Result<Mounted, super::Error> {
     let volume = Volume::persistent(task, source).await?;
+    // Anew: since it was told to be in use, an earlier end of the pod may have come to its own end,
+    // which forgets what the pod uses.
+    attach::enter(task, &volume).await?;
     let mounted = match task.persistent.block {
         true => block::set_up(task, &volume).await,
         false => mount::set_up(task, &volume).await,

@@ -293,3 +293,30 @@ async fn what_was_made_before_a_kill_and_no_driver_was_asked_for_is_cleared() {
     }
     world.until_clean().await;
 }
+
+#[tokio::test]
+async fn a_pod_that_begins_anew_keeps_what_an_earlier_end_of_it_forgets() {
+    let world = world().await;
+    world.volume("other", json!({}));
+    let claim = |name: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": name}});
+    let pod = pod("u1", json!([claim("other"), claim("pv")]), Value::Null);
+    world.mount(&pod).await.unwrap();
+    let uses = || {
+        let in_use = world.volumes.devices().in_use();
+        let in_use = in_use.borrow();
+        in_use.users().values().filter(|uids| uids.contains("u1")).count()
+    };
+    assert_eq!(uses(), 2);
+    // Nobody waits for the end any more: one volume is taken down, and the other is being.
+    world.driver.inject_times("NodeUnpublishVolume", Fault::Hang, 1);
+    assert!(timeout(Duration::from_millis(300), world.remove(&pod)).await.is_err());
+    until("one is left", || uses() == 1).await;
+    let (volumes, begun) = (world.volumes.clone(), pod.clone());
+    let begun = tokio::spawn(async move { volumes.mount(&begun).await.map(drop) });
+    until("it is told to be in use again", || uses() == 2).await;
+    world.driver.release("NodeUnpublishVolume");
+    begun.await.unwrap().unwrap();
+    assert_eq!(uses(), 2);
+    world.remove(&pod).await.unwrap();
+    world.until_clean().await;
+}
