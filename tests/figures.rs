@@ -278,6 +278,31 @@ async fn check_interface(node: Ipv4Addr, pod: &str) {
     }
 }
 
+/// A pod that does nothing is sent packets, which the kernel throws away without asking it.
+async fn check_packets(node: Ipv4Addr, name: &str) {
+    const BYTES: usize = 1000;
+    let received = async || {
+        let summary = document(node, READ_ONLY, "/stats/summary").await?;
+        let received = pod_of(&summary, name)?["network"]["rxBytes"].as_u64();
+        received.ok_or_else(|| summary.to_string())
+    };
+    let before = received().await.unwrap();
+    let pods = document(node, READ_ONLY, "/pods").await.unwrap();
+    let mut pods = pods["items"].as_array().into_iter().flatten();
+    let pod = pods.find(|pod| pod["metadata"]["name"] == name).unwrap();
+    let address = (pod["status"]["podIP"].as_str().unwrap(), 9);
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+    for _ in 0..5 {
+        socket.send_to(&[0; BYTES], address).unwrap();
+    }
+    wait_until(PATIENCE, "packets to an idle pod are counted", async || match received().await? {
+        now if now >= before + 5 * BYTES as u64 => Ok(()),
+        now => Err(format!("{now} bytes, {before} before")),
+    })
+    .await
+    .unwrap_or_else(|error| panic!("{error}"));
+}
+
 #[tokio::test]
 async fn pods_show_what_they_use_while_they_run() {
     let host = Host::start().unwrap();
@@ -317,6 +342,8 @@ async fn pods_show_what_they_use_while_they_run() {
     check_resources(ip, &busy).await;
     check_cadvisor(ip, &busy).await;
     check_interface(ip, &busy).await;
+
+    check_packets(ip, &idle).await;
 
     fs::remove_file(&file).unwrap();
     wait_until(PATIENCE, "nothing is told of a pod that is gone", async || {

@@ -8,6 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use longshore_pod::observed::{Container, ObservedPod, Sandbox, State};
 use longshore_pod::usage::{Figures, Memory};
 
+use super::links::End;
 use super::process::Traffic;
 use super::{
     Cpu, Detail, DeviceIo, Devices, Group, Interface, Machine, MemoryUse, Open, Pids, PodGroup,
@@ -41,7 +42,9 @@ pub fn group(path: &str) -> Group {
     let open = Some(Open { files: 9, sockets: 2 });
     let processes = Processes { count: 2, first: Some(1), open, file_limit: None };
     let (created, nano_cores) = (Some(at(AT - 60)), Some(250_000_000));
-    Group { path: path.to_owned(), created, reading, nano_cores, processes, network: Vec::new() }
+    let (path, counted) = (path.to_owned(), Instant::now());
+    let (network, end) = (Vec::new(), End::Unknown);
+    Group { path, created, reading, nano_cores, processes, counted, network, end }
 }
 
 /// A container's run that was made at that second.
@@ -114,7 +117,6 @@ pub fn snapshot(pods: Vec<PodGroup>) -> Snapshot {
         system: vec![("kubelet", group("/system.slice/kubelet.service"))],
         pods,
         devices,
-        counted: Instant::now(),
         observed: Vec::new(),
     }
 }

@@ -107,6 +107,7 @@ mod tests {
     use super::super::Stalls;
     use super::super::cgroup::{Detail, Hierarchies};
     use super::super::fixture;
+    use super::super::links::Links;
     use super::super::look::Job;
     use super::super::opened::Opened;
     use super::*;
@@ -132,8 +133,8 @@ mod tests {
             write(&below, cpu + 1, memory);
         };
         change(10, 100);
-        let opened = Opened::default();
-        let mut look = Look::new(Detail::Everything, &opened).unwrap();
+        let (opened, links) = (Opened::default(), Links::default());
+        let mut look = Look::new(Detail::Everything, &opened, &links).unwrap();
         let cgroup = Cgroup::root(&Hierarchies::at(root.path(), false)).child("pod1");
         let containers = vec![fixture::container("c1", "c", fixture::AT)];
         let pod = fixture::pod("a", "1", fixture::AT, containers).pod;

@@ -7,13 +7,16 @@ use std::time::{Duration, Instant};
 use longshore_pod::observed::ObservedPod;
 
 use super::cgroup::{Cgroup, Detail, Reader, container_id};
+use super::links::{End, Links};
 use super::opened::Opened;
 use super::process::{Proc, Processes};
-use super::snapshot::{Group, PodGroup, Run, Snapshot};
+use super::snapshot::{Group, PodGroup, Run};
 
-/// So long, what was counted of the machine's own processes holds: there may be hundreds, and v1 sorts
+/// So long, what was counted of the processes in the root holds: there may be hundreds, and v1 sorts
 /// all their threads for who asks.
 const COUNTED: Duration = Duration::from_secs(300);
+/// And of those in the cgroups of daemons, a runtime's with the shims of all containers.
+const COUNTED_DAEMONS: Duration = Duration::from_secs(60);
 
 /// One thread's tools.
 pub(super) struct Look<'a> {
@@ -21,42 +24,50 @@ pub(super) struct Look<'a> {
     proc: Proc,
     pub(super) reader: Reader,
     opened: &'a Opened,
+    links: &'a Links,
 }
 
 impl<'a> Look<'a> {
-    pub(super) fn new(detail: Detail, opened: &'a Opened) -> io::Result<Self> {
-        Ok(Self { detail, proc: Proc::open()?, reader: Reader::default(), opened })
+    pub(super) fn new(detail: Detail, opened: &'a Opened, links: &'a Links) -> io::Result<Self> {
+        Ok(Self { detail, proc: Proc::open()?, reader: Reader::default(), opened, links })
     }
 
     /// The error says that it is not there.
     pub(super) fn group(&mut self, cgroup: &Cgroup) -> io::Result<Group> {
-        let processes = self.processes(cgroup);
-        self.group_of(cgroup, processes)
+        self.counted(cgroup, None, Duration::ZERO)
     }
 
-    /// The root of all cgroups, and when its processes were counted.
-    pub(super) fn root(
-        &mut self,
-        cgroup: &Cgroup,
-        before: Option<&Snapshot>,
-    ) -> io::Result<(Group, Instant)> {
-        let known = before.filter(|before| before.counted.elapsed() <= COUNTED);
-        let (counted, processes) = match known {
-            Some(known) => (known.counted, known.node.processes),
-            None => (Instant::now(), self.processes(cgroup)),
-        };
-        let mut group = self.group_of(cgroup, processes)?;
+    /// The root of all cgroups, and as it was before.
+    pub(super) fn root(&mut self, cgroup: &Cgroup, before: Option<&Group>) -> io::Result<Group> {
+        let mut group = self.counted(cgroup, before, COUNTED)?;
         if self.detail >= Detail::Load {
             group.network = self.proc.network(None, &mut self.reader);
         }
-        Ok((group, counted))
+        Ok(group)
     }
 
-    fn group_of(&mut self, cgroup: &Cgroup, processes: Processes) -> io::Result<Group> {
+    /// The cgroup of a daemon, and as it was before.
+    pub(super) fn daemon(&mut self, cgroup: &Cgroup, before: Option<&Group>) -> io::Result<Group> {
+        self.counted(cgroup, before, COUNTED_DAEMONS)
+    }
+
+    /// One whose processes need not be counted again so soon.
+    fn counted(
+        &mut self,
+        cgroup: &Cgroup,
+        before: Option<&Group>,
+        age: Duration,
+    ) -> io::Result<Group> {
+        let path = cgroup.path();
+        let known = before.filter(|before| before.path == path && before.counted.elapsed() <= age);
+        let (counted, processes) = match known {
+            Some(known) => (known.counted, known.processes),
+            None => (Instant::now(), self.processes(cgroup)),
+        };
         let created = cgroup.created()?;
         let reading = cgroup.read(self.detail, &mut self.reader);
-        let (path, network) = (cgroup.path(), Vec::new());
-        Ok(Group { path, created, reading, nano_cores: None, processes, network })
+        let (network, end) = (Vec::new(), End::Unknown);
+        Ok(Group { path, created, reading, nano_cores: None, processes, counted, network, end })
     }
 
     fn processes(&mut self, cgroup: &Cgroup) -> Processes {
@@ -67,17 +78,25 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// The network devices of a sandbox's processes.
+    /// The network devices of a sandbox's processes, of which something may be known from before.
     pub(super) fn network(&mut self, group: &mut Group) {
-        if let Some(first) = group.processes.first
-            && self.detail >= Detail::Load
-        {
-            group.network = self.proc.network(Some(first), &mut self.reader);
+        let Some(first) = group.processes.first else { return };
+        let Group { network, end, .. } = group;
+        if self.detail >= Detail::Load && !self.links.renew(end, network) {
+            let seen = self.proc.network(Some(first), &mut self.reader);
+            *end = self.links.end(end, first, network, &seen);
+            *network = seen;
         }
     }
 
-    /// The cgroups right below that belong to the pod.
-    fn runs(&mut self, cgroup: &Cgroup, names: &[String], found: &mut PodGroup) {
+    /// The cgroups right below that belong to the pod, of which something may be known.
+    fn runs(
+        &mut self,
+        cgroup: &Cgroup,
+        names: &[String],
+        before: Option<&PodGroup>,
+        found: &mut PodGroup,
+    ) {
         for name in names {
             let id = container_id(name);
             let pod = &found.pod;
@@ -88,6 +107,10 @@ impl<'a> Look<'a> {
             if container.is_some() {
                 found.containers.push(Run { index, group });
                 continue;
+            }
+            let mut known = before.into_iter().flat_map(|before| &before.sandboxes);
+            if let Some(known) = known.find(|known| known.group.path == group.path) {
+                (group.network, group.end) = (known.group.network.clone(), known.group.end);
             }
             self.network(&mut group);
             found.sandboxes.push(Run { index, group });
@@ -131,9 +154,9 @@ impl Job {
             None => {
                 // First: what the pod does while its containers are read is to show next time.
                 found.own = Some(look.group(&self.cgroup).ok()?);
-                look.runs(&self.cgroup, &self.cgroup.children(), &mut found);
+                look.runs(&self.cgroup, &self.cgroup.children(), before, &mut found);
             }
-            Some(names) => look.runs(&self.cgroup, &names, &mut found),
+            Some(names) => look.runs(&self.cgroup, &names, before, &mut found),
         }
         Some(found)
     }

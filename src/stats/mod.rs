@@ -19,6 +19,7 @@ mod figure;
 #[cfg(test)]
 pub mod fixture;
 mod idle;
+mod links;
 mod look;
 mod machine;
 mod mounts;

@@ -18,6 +18,7 @@ use longshore_pod::observed::{Container, ObservedPod, Sandbox};
 use super::Shared;
 use super::cgroup::{Cgroup, Detail, Reading, Watch, container_id, is_level, pod_uid};
 use super::devices::Devices;
+use super::links::{End, Links};
 use super::look::{Job, Look};
 use super::machine::Machine;
 use super::process::{Interface, Processes};
@@ -45,8 +46,6 @@ pub struct Snapshot {
     pub pods: Vec<PodGroup>,
     /// Block devices, at [`Detail::Everything`].
     pub devices: Devices,
-    /// When the processes right in the root were counted.
-    pub(super) counted: Instant,
     /// What ran on the node then.
     pub(super) observed: Vec<Arc<ObservedPod>>,
 }
@@ -64,8 +63,12 @@ pub struct Group {
     pub nano_cores: Option<u64>,
     /// Its own processes.
     pub processes: Processes,
+    /// When they were counted.
+    pub(super) counted: Instant,
     /// The network devices of its processes: of sandboxes, and of the machine.
     pub network: Vec<Interface>,
+    /// The other end of a sandbox's device.
+    pub(super) end: End,
 }
 
 /// A pod's cgroups.
@@ -173,12 +176,16 @@ impl Snapshot {
         system: &SystemGroups,
         before: Option<&Self>,
     ) -> io::Result<Self> {
-        let tools = || Look::new(detail, &shared.opened);
+        let links = Links::at(detail);
+        let tools = || Look::new(detail, &shared.opened, &links);
         let mut look = tools()?;
-        let (node, counted) = look.root(&Cgroup::root(&shared.hierarchies), before)?;
+        let known = before.map(|before| &before.node);
+        let node = look.root(&Cgroup::root(&shared.hierarchies), known)?;
         let system = system.named().filter_map(|(name, path)| {
             let cgroup = Cgroup::new(&shared.hierarchies, path.as_ref());
-            Some((name, look.group(&cgroup).ok()?))
+            let mut known = before.into_iter().flat_map(|before| &before.system);
+            let known = known.find(|(other, _)| *other == name).map(|(_, group)| group);
+            Some((name, look.daemon(&cgroup, known).ok()?))
         });
         let system = system.collect();
         let observed = shared.observer.all();
@@ -199,7 +206,7 @@ impl Snapshot {
         };
         let machine = Machine::read(&shared.hierarchies)?;
         let levels = tree.levels;
-        Ok(Self { detail, machine, node, levels, system, pods, devices, counted, observed })
+        Ok(Self { detail, machine, node, levels, system, pods, devices, observed })
     }
 }
 

@@ -1,7 +1,9 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
+use super::links::Links;
 use super::look::Look;
 use super::*;
 
@@ -24,22 +26,26 @@ fn processes_of_the_machine_are_not_counted_each_time() {
     let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
     write("cgroup.clone_children", "0\n");
     write("cgroup.procs", "0\n1\n");
-    let (root, opened) = (Cgroup::root(&Hierarchies::at(dir.path(), false)), Opened::default());
-    let mut look = Look::new(Detail::Load, &opened).unwrap();
-    let mut count = |before: Option<&Snapshot>| {
-        let (node, counted) = look.root(&root, before).unwrap();
-        (node.processes.count, counted)
-    };
-    let (first, at) = count(None);
-    assert_eq!(first, 1, "not those of another namespace");
+    let root = Cgroup::root(&Hierarchies::at(dir.path(), false));
+    let (opened, links) = (Opened::default(), Links::default());
+    let mut look = Look::new(Detail::Load, &opened, &links).unwrap();
+    let mut count = |before: Option<&Group>| look.root(&root, before).unwrap();
+    let mut before = count(None);
+    assert_eq!(before.processes.count, 1, "not those of another namespace");
     write("cgroup.procs", "1\n2\n3\n");
-    let mut before = fixture::snapshot(Vec::new());
-    (before.node.processes.count, before.counted) = (first, at);
-    assert_eq!(count(Some(&before)), (1, at), "it holds, and gets older");
-    if let Some(long_ago) = at.checked_sub(Duration::from_secs(301)) {
+    let same = count(Some(&before));
+    assert_eq!(
+        (same.processes.count, same.counted),
+        (1, before.counted),
+        "it holds, and gets older"
+    );
+    if let Some(long_ago) = before.counted.checked_sub(Duration::from_secs(301)) {
         before.counted = long_ago;
-        assert_eq!(count(Some(&before)).0, 3);
+        assert_eq!(count(Some(&before)).processes.count, 3);
     }
+    before.counted = Instant::now();
+    before.path = "/another".to_owned();
+    assert_eq!(count(Some(&before)).processes.count, 3, "they are another's");
 }
 
 #[tokio::test]

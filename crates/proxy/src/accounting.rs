@@ -3,11 +3,11 @@
 
 use std::io;
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE};
+use longshore_netlink::{Attribute, NLM_F_ACK, NLM_F_CREATE, attribute};
 use rustix::io::Errno;
 
 use crate::Family;
-use crate::netlink::{ACCOUNTING, Attribute, Netfilter, attributes};
+use crate::netlink::{ACCOUNTING, Netfilter};
 use crate::render::Accounting;
 
 /// Packets dropped as invalid.
@@ -41,8 +41,8 @@ pub async fn ensure() -> Accounting {
 pub async fn packets(name: &str) -> io::Result<Option<u64>> {
     let mut packets = None;
     let each = |answer: &[u8]| {
-        let value = attributes(answer).find(|(kind, _)| *kind == PACKETS);
-        packets = value.and_then(|(_, it)| it.try_into().ok()).map(u64::from_be_bytes);
+        let value = attribute(answer, PACKETS);
+        packets = value.and_then(|it| it.try_into().ok()).map(u64::from_be_bytes);
     };
     match ask(GET, 0, name, each).await {
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => Ok(None),

@@ -2,12 +2,12 @@
 
 use std::io;
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP};
+use longshore_netlink::{Attribute, NLM_F_ACK, NLM_F_DUMP, attribute};
 use rustix::io::Errno;
 
 use super::Table;
 use crate::Family;
-use crate::netlink::{Attribute, Changes, NFTABLES, Netfilter, attributes};
+use crate::netlink::{Changes, NFTABLES, Netfilter};
 
 /// `NFNLGRP_NFTABLES`: every change of tables, chains and rules.
 const GROUP: u32 = 7;
@@ -48,7 +48,7 @@ pub(super) async fn uses(
     let question = [Attribute::text(TABLE, table.name()), Attribute::text(NAME, chain)];
     let mut uses = None;
     let each = |answer: &[u8]| {
-        uses = value(answer, USE).and_then(|it| it.try_into().ok()).map(u32::from_be_bytes);
+        uses = attribute(answer, USE).and_then(|it| it.try_into().ok()).map(u32::from_be_bytes);
     };
     match kernel.ask(family, GET_CHAIN, NLM_F_ACK, &question, each).await {
         Ok(()) => Ok(uses),
@@ -72,10 +72,6 @@ pub(super) fn changes() -> io::Result<Changes> {
     Changes::of(GROUP)
 }
 
-fn value(answer: &[u8], kind: u16) -> Option<&[u8]> {
-    attributes(answer).find(|(it, _)| *it == kind).map(|(_, value)| value)
-}
-
 fn text(answer: &[u8], kind: u16) -> Option<&str> {
-    std::str::from_utf8(value(answer, kind)?.strip_suffix(&[0])?).ok()
+    std::str::from_utf8(attribute(answer, kind)?.strip_suffix(&[0])?).ok()
 }

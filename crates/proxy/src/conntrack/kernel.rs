@@ -2,12 +2,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP};
+use longshore_netlink::{Attribute, NLM_F_ACK, NLM_F_DUMP, attributes};
 use rustix::io::Errno;
 
 use super::{Entry, Error, Tuple};
 use crate::Family;
-use crate::netlink::{Attribute, CONNTRACK, Netfilter, attributes};
+use crate::netlink::{CONNTRACK, Netfilter};
 
 /// `IPCTNL_MSG_CT_GET`
 const GET: u16 = CONNTRACK | 1;
