@@ -118,6 +118,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::fs::{self, File};
+    use std::io::Read;
     use std::os::unix::net::UnixDatagram;
     use std::process::{Child, Command, Stdio};
 
@@ -127,11 +128,15 @@ mod tests {
     struct Shell(Child);
 
     impl Shell {
+        /// Once it has opened them, and nothing else.
         fn with(files: &str) -> Self {
-            let script = format!("exec {files}; read line");
+            let script = format!("exec {files}; echo; read line");
             let mut command = Command::new("bash");
-            command.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::null());
-            Self(command.spawn().unwrap())
+            command.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            let told = child.stdout.as_mut().unwrap().read_exact(&mut [0]);
+            told.unwrap();
+            Self(child)
         }
     }
 
@@ -160,10 +165,8 @@ mod tests {
         let (proc, opened) = (File::open("/proc").unwrap(), Opened::default());
         let shell = Shell::with("7</dev/null 8</dev/null");
         let pid = shell.0.id();
-        while count(&proc, &format!("{pid}/fd")).files < 5 {
-            std::thread::yield_now();
-        }
         let open = opened.of(&proc, pid);
+        assert!(open.files >= 5, "{open:?}"); // and what it has inherited
         let told = Open { sockets: 77, ..open };
         let size = fs::metadata(format!("/proc/{pid}/fd")).unwrap().len() as i64;
         let now = Instant::now();
