@@ -40,7 +40,7 @@ use crate::oom;
 use crate::plugins::{self, CsiNode, Drivers};
 use crate::probes::Probes;
 use crate::proxy;
-use crate::registration::{self, Machine, Registration};
+use crate::registration::{self, Machine, Registration, Startup};
 use crate::resources;
 use crate::resources::allocation::{self, Allocation};
 use crate::resources::managers::Managers;
@@ -186,8 +186,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let mut drain = JoinSet::new();
     // A heartbeat waits behind no other request.
     if let (Some(client), Some(heartbeat)) = (&client, connect(0, 0).await?) {
+        let startup = Startup::new(registry);
         let registration =
-            Registration::new(config.clone(), client.clone(), recorder.clone(), inputs);
+            Registration::new(config.clone(), client.clone(), recorder.clone(), inputs, startup);
         let node = registration.node();
         volumes.devices().follow_node(node.clone());
         let api = kube::Api::all(client.clone());
@@ -252,7 +253,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         rules: resize_rules(&config, &settings),
         gates: pod_gates(&config),
     };
-    let allocation = Allocation::open(&settings.root_dir, given)?;
+    let allocation = Allocation::open(&settings.root_dir, given, registry)?;
     rooms.open(allocation.clone().run());
     let collectors = gc::collectors(
         &config,

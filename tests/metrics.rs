@@ -150,6 +150,15 @@ async fn what_happens_is_told_and_what_is_gone_is_not() {
     })
     .await;
     at_least(&page, "kubelet_pleg_last_seen_seconds", &[], 1.7e9);
+    at_least(&page, "kubelet_pleg_pod_relist_duration_seconds_count", &[], 0.0);
+    let failed = [("container_type", "container"), ("exit_code", "3"), ("reason", "Error")];
+    at_least(&page, "kubelet_terminated_containers_total", &failed, 1.0);
+    let parts = ["pre_kubelet_", "pre_registration_", "registration_", "post_registration_", ""];
+    let [sum, whole] = [&parts[..4], &parts[4..]].map(|parts| {
+        let name = |part: &&str| format!("kubelet_node_startup_{part}duration_seconds");
+        parts.iter().map(|part| page.sum(&name(part), &[]).unwrap()).sum::<f64>()
+    });
+    assert!(whole > 0.0 && (whole - sum).abs() < 0.01, "{whole} {sum}");
     let create = [("operation_type", "create")];
     at_least(&page, "kubelet_cgroup_manager_duration_seconds_count", &create, 2.0);
     at_least(&page, "kubelet_cgroup_version", &[], 1.0);
@@ -162,6 +171,17 @@ async fn what_happens_is_told_and_what_is_gone_is_not() {
     at_least(&page, "storage_operation_errors_total", &unmounted, 1.0);
     at_least(&page, "rest_client_requests_total", &[("code", "200"), ("method", "GET")], 1.0);
     at_least(&page, "kubelet_http_requests_total", &[("path", "metrics")], 1.0);
+    for size in ["rest_client_request_size_bytes", "rest_client_response_size_bytes"] {
+        at_least(&page, &format!("{size}_sum"), &[("verb", "POST")], 100.0);
+    }
+    until_told(&cluster, "/metrics", "sizes of logs", |page| {
+        let labels = [("namespace", "default"), ("pod", "web"), ("container", "c")];
+        match page.sum("kubelet_container_log_filesystem_used_bytes", &labels) {
+            Some(bytes) if bytes > 0.0 => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
 
     // probes, by their pod
     let of = |result| {

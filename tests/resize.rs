@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::{Cluster, FOREVER, PATIENCE, condition, container, run_of, script, uid};
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use kube::api::{Patch, PatchParams};
-use longshore_metrics::parse::parse;
+use longshore_metrics::parse::{Page, parse};
 use longshore_testkit::fakecri::Fault;
 use longshore_testkit::{Host, wait_until};
 use serde_json::{Value, json};
@@ -100,12 +100,23 @@ fn limits(cluster: &Cluster, group: &str) -> (i64, i64, i64) {
     )
 }
 
-/// The memory limits (MiB) that the node's figures tell of a pod and of its container.
-async fn told_limits(cluster: &Cluster, pod: &str) -> Result<[i64; 2], String> {
-    let path = format!("/api/v1/nodes/{}/proxy/metrics/cadvisor", cluster.host.name());
+/// A page of the node's.
+async fn page(cluster: &Cluster, path: &str) -> Result<Page, String> {
+    let path = format!("/api/v1/nodes/{}/proxy/{path}", cluster.host.name());
     let request = axum::http::Request::get(path).body(Vec::new()).unwrap();
     let text = cluster.client.request_text(request).await.map_err(|error| error.to_string())?;
-    let page = parse(&text).map_err(|error| error.to_string())?;
+    parse(&text).map_err(|error| error.to_string())
+}
+
+/// A metric about resizes.
+async fn counted(cluster: &Cluster, name: &str, labels: &[(&str, &str)]) -> f64 {
+    let page = page(cluster, "metrics").await.unwrap();
+    page.sum(&format!("kubelet_{name}"), labels).unwrap_or(0.0)
+}
+
+/// The memory limits (MiB) that the node's figures tell of a pod and of its container.
+async fn told_limits(cluster: &Cluster, pod: &str) -> Result<[i64; 2], String> {
+    let page = page(cluster, "metrics/cadvisor").await?;
     let of = |labels: &[(&str, &str)]| {
         let mut samples = page.samples("container_spec_memory_limit_bytes", labels);
         samples.next().map_or(0, |sample| sample.value as i64 / MIB)
@@ -283,6 +294,9 @@ async fn a_resize_waits_until_others_make_room() {
         assert_eq!(status.allocated_resources.as_ref().unwrap()["cpu"].0, "100m");
     }
     cluster.until_event("ResizeDeferred", "Pod resize OutOfcpu: {\"containers\"").await;
+    let increases = [("resource", "cpu"), ("requirement", "requests"), ("operation", "increase")];
+    assert_eq!(counted(&cluster, "container_requested_resizes_total", &increases).await, 2.0);
+    assert_eq!(counted(&cluster, "pod_pending_resizes", &[("reason", "deferred")]).await, 2.0);
 
     // One that gives back makes room for nobody yet; one that goes makes room for the first.
     cluster.delete("big").await;
@@ -297,6 +311,16 @@ async fn a_resize_waits_until_others_make_room() {
         let shares = number(&cluster, "cpu", &run_group(&low, "burstable/"), "cpu.shares");
         assert_eq!(shares, (most - 200) * 1024 / 1000);
     }
+    for (trigger, expected) in [("pod_terminated", 1.0), ("pod_resized", 1.0), ("", 0.0)] {
+        let labels = [("retry_trigger", trigger)];
+        let accepted = counted(&cluster, "pod_deferred_accepted_resizes_total", &labels).await;
+        assert_eq!(accepted, expected, "{trigger:?}");
+    }
+    let success = [("success", "true")];
+    let steps = counted(&cluster, "pod_resize_duration_milliseconds_count", &success).await;
+    assert!(steps >= 3.0, "{steps}");
+    assert_eq!(counted(&cluster, "pod_pending_resizes", &[]).await, 0.0);
+    assert_eq!(counted(&cluster, "pod_in_progress_resizes", &[]).await, 0.0);
     patch(&cluster, "low", &of_container(request(most * 2), json!({}))).await;
     cluster
         .until("low", "Deferred again", |pod| {
@@ -333,6 +357,9 @@ async fn nobody_is_held_to_less_memory_than_it_uses() {
     assert_eq!(status.allocated_resources.as_ref().unwrap()["memory"].0, "4Mi");
     assert_eq!(status.resources.as_ref().unwrap().limits.as_ref().unwrap()["memory"].0, "64Mi");
     cluster.until_event("ResizeError", "cannot decrease memory limits").await;
+    let failures = [("success", "false")];
+    assert!(counted(&cluster, "pod_resize_duration_milliseconds_count", &failures).await >= 1.0);
+    assert_eq!(counted(&cluster, "pod_in_progress_resizes", &[]).await, 1.0);
     if !unified() {
         let file = "memory.limit_in_bytes";
         assert_eq!(number(&cluster, "memory", &run_group(&held, "burstable/"), file), 64 * MIB);
@@ -364,6 +391,9 @@ async fn a_node_that_cannot_says_so() {
         "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"";
     assert_eq!(message, expected);
     cluster.until_event("ResizeInfeasible", "Pod resize Infeasible: ").await;
+    let why = [("reason_detail", "guaranteed_pod_cpu_manager_static_policy")];
+    assert_eq!(counted(&cluster, "pod_infeasible_resizes_total", &why).await, 1.0);
+    assert_eq!(counted(&cluster, "pod_pending_resizes", &[("reason", "infeasible")]).await, 1.0);
     // Memory is not the CPU manager's.
     patch(&cluster, "web", &to("100m", "128Mi")).await;
     until_resized(&cluster, "web").await;

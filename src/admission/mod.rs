@@ -76,7 +76,16 @@ struct Shared {
     sources: Sources,
     state: Mutex<State>,
     /// Changes whenever a pod gives back what it held.
-    released: watch::Sender<()>,
+    released: watch::Sender<Freed>,
+}
+
+/// How a pod gave something back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freed {
+    /// It has ended.
+    ByEnd,
+    /// It was given less, or has something else than before.
+    ByResize,
 }
 
 #[derive(Debug, Default)]
@@ -116,7 +125,7 @@ pub struct Refusal {
 impl Admission {
     /// Nobody is taken in yet.
     pub fn new(sources: Sources) -> Self {
-        let (state, released) = (Mutex::default(), watch::Sender::new(()));
+        let (state, released) = (Mutex::default(), watch::Sender::new(Freed::ByEnd));
         Self { shared: Arc::new(Shared { sources, state, released }) }
     }
 
@@ -174,7 +183,7 @@ impl Admission {
         drop(state);
         match verdict {
             None => {
-                self.shared.released.send_replace(()); // it may have less than before
+                self.shared.released.send_replace(Freed::ByResize); // it may have less than before
                 Ok(())
             }
             Some(verdict) => Err(verdict),
@@ -182,7 +191,7 @@ impl Admission {
     }
 
     /// Changes whenever a pod gives back something of what it held.
-    pub fn released(&self) -> watch::Receiver<()> {
+    pub fn released(&self) -> watch::Receiver<Freed> {
         self.shared.released.subscribe()
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use longshore_pod::admission::Ticket;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Shared, State};
+use super::{Freed, Shared, State};
 
 /// Pods that make way have at least this long, however short their grace.
 const LEAST: Duration = Duration::from_secs(10);
@@ -36,7 +36,7 @@ impl Drop for Seat {
         state.ledger.release(self.ticket);
         state.pods.remove(&self.ticket);
         drop(state);
-        self.shared.released.send_replace(());
+        self.shared.released.send_replace(Freed::ByEnd);
     }
 }
 

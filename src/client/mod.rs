@@ -6,8 +6,8 @@
 //!
 //! Current limitations: `NO_PROXY` is matched as kube does, by the proxy and not by the server.
 
+mod answer;
 mod bucket;
-mod cut;
 mod kubeconfig;
 mod lanes;
 #[cfg(test)]

@@ -79,6 +79,35 @@ async fn says_who_it_is_and_waits_for_its_turn() {
 }
 
 #[tokio::test]
+async fn the_sizes_of_requests_and_answers_are_told_but_not_of_watches() {
+    let event = format!(r#"{{"type":"ADDED","object":{NODE}}}"#);
+    let router = Router::new()
+        .route("/api/v1/nodes/n", get(async || NODE).put(async || NODE))
+        .route("/api/v1/nodes", get(async move || event));
+    let server = serve(router).await;
+    let file = kubeconfig(&server, "t");
+    let registry = longshore_metrics::Registry::default();
+    let told = RestClient::new(&registry);
+    let client = connect(&Credentials::of(file.path()), LIMITS, told).await.unwrap();
+    let api = Api::<Node>::all(client);
+    let node = api.get("n").await.unwrap();
+    api.replace("n", &Default::default(), &node).await.unwrap();
+    let watch = api.watch(&WatchParams::default(), "0").await.unwrap();
+    assert_eq!(watch.count().await, 1);
+    let page = longshore_metrics::parse::parse(&registry.text()).unwrap();
+    let told = |side: &str, verb: &str| {
+        let name = |part| format!("rest_client_{side}_size_bytes_{part}");
+        ["count", "sum"].map(|part| page.sum(&name(part), &[("verb", verb)]).unwrap_or(0.0))
+    };
+    let size = NODE.len() as f64;
+    assert_eq!(told("request", "GET"), [1.0, 0.0]);
+    assert_eq!(told("response", "GET"), [1.0, size]);
+    assert_eq!(told("response", "PUT"), [1.0, size]);
+    let [count, sum] = told("request", "PUT");
+    assert!(count == 1.0 && sum > 20.0, "{sum}");
+}
+
+#[tokio::test]
 async fn a_silent_server_is_given_up() {
     let silent = Router::new()
         .route("/api/v1/nodes/n", get(|| async { std::future::pending::<&str>().await }));

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::header::USER_AGENT;
 use axum::http::{HeaderValue, Method, Request, Response};
+use hyper::body::Body as _;
 use hyper_util::client::legacy;
 use kube::client::Body;
 use longshore_metrics::RestClient;
@@ -20,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tower::{BoxError, Service};
 use tracing::{info, warn};
 
-use super::cut::Cuttable;
+use super::answer::Answer;
 use super::kubeconfig::{Endpoint, Stamp, changes, endpoints, stamp};
 use super::lanes::SharesConnection;
 use super::{ClientError, Credentials, Limits, Standing, TokenBucket};
@@ -117,7 +118,7 @@ impl Shared {
     pub(super) async fn send(
         &self,
         mut request: Request<Body>,
-    ) -> Result<Response<Cuttable>, BoxError> {
+    ) -> Result<Response<Answer>, BoxError> {
         let mut wait = Duration::ZERO;
         if let Some(bucket) = &self.bucket {
             wait = locked(bucket).reserve(Instant::now());
@@ -161,8 +162,9 @@ impl Shared {
         &self,
         server: &Server,
         request: Request<Body>,
-    ) -> Result<Response<Cuttable>, Failure> {
+    ) -> Result<Response<Answer>, Failure> {
         let cut = is_watch(&request).then(|| server.cut());
+        let size = request.body().size_hint().exact().filter(|_| cut.is_none());
         let (method, began) = (request.method().clone(), Instant::now());
         let sent = async {
             if request.extensions().get::<SharesConnection>().is_none() {
@@ -174,9 +176,16 @@ impl Shared {
         let answer = tokio::time::timeout(self.limits.timeout, sent).await;
         let status = answer.as_ref().ok().and_then(|answer| answer.as_ref().ok());
         let status = status.map(|(answer, _)| answer.status().as_u16());
-        self.metrics.request(method.as_str(), &server.endpoint.host, status, began.elapsed());
+        let host = &server.endpoint.host;
+        self.metrics.request(method.as_str(), host, status, began.elapsed());
+        if let Some(size) = size {
+            self.metrics.sent(method.as_str(), host, size);
+        }
         match answer {
-            Ok(Ok((answer, place))) => Ok(answer.map(|body| Cuttable::new(body, cut, place))),
+            Ok(Ok((answer, place))) => Ok(answer.map(|body| match cut {
+                Some(cut) => Answer::watch(body, cut, place),
+                None => Answer::to(method, host.clone(), body, place, self.metrics.clone()),
+            })),
             Ok(Err(error)) => Err(Failure { unsent: is_unsent(&error), error: error.into() }),
             Err(_) => {
                 let text = format!("no answer from the apiserver within {:?}", self.limits.timeout);
@@ -330,7 +339,7 @@ fn user_agent(component: &'static str) -> HeaderValue {
 }
 
 impl Service<Request<Body>> for Transport {
-    type Response = Response<Cuttable>;
+    type Response = Response<Answer>;
     type Error = BoxError;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
 

@@ -17,8 +17,11 @@ pub(super) struct Metrics {
     last: Gauge,
     /// The start of the last relist.
     before: Mutex<Option<Instant>>,
+    /// How long it took to look at all that a pod has.
+    pub(super) pods: Histogram,
     pub(super) streams: Counter,
     pub(super) stream_failures: Counter,
+    latencies: Histogram,
 }
 
 impl Metrics {
@@ -41,6 +44,11 @@ impl Metrics {
                 "When the last relist began, in seconds since 1970.",
             ),
             before: Mutex::default(),
+            pods: registry.histogram(
+                "kubelet_pleg_pod_relist_duration_seconds",
+                "How long relists of one pod took, in seconds.",
+                Buckets::usual(),
+            ),
             streams: registry.counter(
                 "kubelet_evented_pleg_connection_success_count",
                 "Streams of the runtime's events that were opened.",
@@ -48,6 +56,11 @@ impl Metrics {
             stream_failures: registry.counter(
                 "kubelet_evented_pleg_connection_error_count",
                 "Streams of the runtime's events that could not be opened.",
+            ),
+            latencies: registry.histogram(
+                "kubelet_evented_pleg_connection_latency_seconds",
+                "From an event of the runtime to when it came here, in seconds.",
+                Buckets::usual(),
             ),
         }
     }
@@ -62,6 +75,13 @@ impl Metrics {
         self.durations.took(took);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         self.last.set(now.saturating_sub(took).as_secs() as f64);
+    }
+
+    /// An event of the runtime came, of that moment in nanoseconds since 1970.
+    pub(super) fn heard(&self, created: i64) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        let created = Duration::from_nanos(u64::try_from(created).unwrap_or(0));
+        self.latencies.took(now.saturating_sub(created));
     }
 }
 

@@ -162,6 +162,13 @@ impl Observer {
 
     /// Look closely at all that is known of a pod.
     pub async fn look_at_pod(&self, uid: &str) -> Result<(), Error> {
+        let began = Instant::now();
+        let looked = self.look_at_each(uid).await;
+        self.shared.metrics.pods.took(began.elapsed());
+        looked
+    }
+
+    async fn look_at_each(&self, uid: &str) -> Result<(), Error> {
         let (sandboxes, containers) = {
             let pods = self.pods();
             let Some(record) = pods.get(uid) else { return Ok(()) };

@@ -187,6 +187,7 @@ async fn follow_events(observer: Observer) {
                         opened = true;
                         observer.shared.metrics.streams.inc();
                     }
+                    observer.shared.metrics.heard(event.created_at);
                     hint(&observer, event);
                 }
                 Err(error) if error.is_unimplemented() => {

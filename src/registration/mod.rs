@@ -11,6 +11,7 @@ mod lease;
 mod machine;
 mod node;
 mod patch;
+mod startup;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -37,6 +38,7 @@ pub use self::addresses::{AddressError, resolve as resolve_addresses};
 pub use self::inputs::{Feeds, Inputs, RuntimeHealth, channels};
 pub use self::lease::renew as renew_lease;
 pub use self::machine::{Machine, disk_capacity, online_cpus};
+pub use self::startup::Startup;
 use self::status::Facts;
 use crate::config::Config;
 use crate::events::{EventType, Recorder, node_reference};
@@ -52,6 +54,7 @@ pub struct Registration {
     config: Arc<Config>,
     recorder: Recorder,
     inputs: Inputs,
+    startup: Startup,
     machine: Machine,
     api: Api<Node>,
     node: watch::Sender<Option<Arc<Node>>>,
@@ -62,11 +65,18 @@ pub struct Registration {
 
 impl Registration {
     /// A keeper that does nothing until it runs.
-    pub fn new(config: Arc<Config>, client: Client, recorder: Recorder, inputs: Inputs) -> Self {
+    pub fn new(
+        config: Arc<Config>,
+        client: Client,
+        recorder: Recorder,
+        inputs: Inputs,
+        startup: Startup,
+    ) -> Self {
         Self {
             config,
             recorder,
             inputs,
+            startup,
             machine: Machine::read(),
             api: Api::all(client),
             node: watch::Sender::new(None),
@@ -94,6 +104,7 @@ impl Registration {
     }
 
     async fn register(&mut self) {
+        self.startup.tries();
         let mut pause = FIRST_PAUSE;
         loop {
             match self.try_register().await {
@@ -116,7 +127,12 @@ impl Registration {
                 // an earlier daemon, or somebody's hand, has made it: theirs is kept
                 debug!("the node may exist already: {status}");
             }
-            outcome => return outcome,
+            outcome => {
+                let node = outcome?;
+                self.startup.made();
+                self.note_ready(&node);
+                return Ok(node);
+            }
         }
         let existing = self.api.get(&self.config.node_name).await?;
         match node::reconcile(&self.config, &existing) {
@@ -163,6 +179,7 @@ impl Registration {
         let changes = Patch::Strategic(patch::status_patch(old, &new));
         let parameters = PatchParams::default();
         let told = self.api.patch_status(&self.config.node_name, &parameters, &changes).await?;
+        self.note_ready(&told);
         learn(&self.node, told);
         self.announce(old, &new);
         // after news, nodes that changed together are spread over the report interval
@@ -230,6 +247,13 @@ impl Registration {
         }
     }
 
+    fn note_ready(&mut self, node: &Node) {
+        let ready = node.status.as_ref().and_then(|status| condition(status, "Ready"));
+        if ready.is_some_and(|ready| ready.status == "True") {
+            self.startup.ready();
+        }
+    }
+
     fn announce(&self, old: &NodeStatus, new: &NodeStatus) {
         transitions(old, new).into_iter().for_each(|reason| self.status_event(reason));
         let boot_id = |status: &NodeStatus| {
@@ -263,11 +287,12 @@ pub fn initial_node(config: &Config) -> Node {
     node::initial(config, status::node_status(&NodeStatus::default(), &facts))
 }
 
+fn condition<'a>(status: &'a NodeStatus, type_: &str) -> Option<&'a NodeCondition> {
+    status.conditions.iter().flatten().find(|condition| condition.type_ == type_)
+}
+
 /// The reasons of the events that tell how conditions changed.
 fn transitions(old: &NodeStatus, new: &NodeStatus) -> Vec<&'static str> {
-    let find = |status: &NodeStatus, type_: &str| -> Option<NodeCondition> {
-        status.conditions.iter().flatten().find(|condition| condition.type_ == type_).cloned()
-    };
     [
         ("MemoryPressure", "NodeHasInsufficientMemory", "NodeHasSufficientMemory"),
         ("DiskPressure", "NodeHasDiskPressure", "NodeHasNoDiskPressure"),
@@ -276,10 +301,10 @@ fn transitions(old: &NodeStatus, new: &NodeStatus) -> Vec<&'static str> {
     ]
     .into_iter()
     .filter_map(|(type_, when_true, when_false)| {
-        let before = find(old, type_).map(|condition| condition.status);
-        let now = find(new, type_)?.status;
+        let before = condition(old, type_).map(|condition| &condition.status);
+        let now = &condition(new, type_)?.status;
         // a node that is made is not ready at first, which is no news
-        let is_news = before.as_ref().map_or(type_ != "Ready", |before| *before != now);
+        let is_news = before.map_or(type_ != "Ready", |before| before != now);
         is_news.then_some(if now == "True" { when_true } else { when_false })
     })
     .collect()

@@ -157,7 +157,8 @@ fn healthy() -> RuntimeHealth {
 fn start(config: Arc<Config>, client: Client) -> (Feeds, watch::Receiver<Option<Arc<Node>>>) {
     let (feeds, inputs) = channels(watch::Sender::default().subscribe());
     let (recorder, _) = Recorder::start(None, "n1");
-    let registration = Registration::new(config, client, recorder, inputs);
+    let startup = Startup::new(&longshore_metrics::Registry::default());
+    let registration = Registration::new(config, client, recorder, inputs, startup);
     let node = registration.node();
     tokio::spawn(registration.run());
     (feeds, node)

@@ -69,7 +69,8 @@ pub async fn start(
     if !faults.is_empty() {
         return Err(Error::Reserved(faults));
     }
-    let driver = cgroups::choose_driver(runtime, Driver::named(&kubelet.cgroup_driver)).await?;
+    let configured = Driver::named(&kubelet.cgroup_driver);
+    let driver = cgroups::choose_driver(runtime, configured, registry).await?;
     let policy = policy(config, &capacity);
     let cgroups = Cgroups::setup(driver, &kubelet.cgroup_root, policy, registry).await?;
     if !cgroups.is_unified() {

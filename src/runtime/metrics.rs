@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 use longshore_cri::Error;
 use longshore_metrics::{Buckets, Counter, Family, Histogram, Registry};
 
+/// What CRI has an error begin with when an image cannot be mounted as a volume.
+const IMAGE_NOT_MOUNTED: &str = "ImageVolumeMountFailed";
+
 /// Counts the calls to the runtime.
 #[derive(Debug)]
 pub struct Calls {
@@ -56,6 +59,9 @@ pub struct Metrics {
     sandboxes: Family<Histogram, 1>,
     sandbox_failures: Family<Counter, 1>,
     pulls: Family<Histogram, 1>,
+    image_volumes: Counter,
+    mounted_images: Counter,
+    unmounted_images: Counter,
     pub(super) http_fallbacks: Counter,
     pub(super) sleeps_cut_short: Counter,
     /// How long images were pulled for pods, by UID.
@@ -94,6 +100,18 @@ impl Metrics {
                     600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
                 ]),
             ),
+            image_volumes: registry.counter(
+                "kubelet_image_volume_requested_total",
+                "Volumes that are images, of containers that were to be made.",
+            ),
+            mounted_images: registry.counter(
+                "kubelet_image_volume_mounted_succeed_total",
+                "Mounts of images, of containers that were made.",
+            ),
+            unmounted_images: registry.counter(
+                "kubelet_image_volume_mounted_errors_total",
+                "Mounts of images that the runtime could not make.",
+            ),
             http_fallbacks: registry.counter(
                 "kubelet_lifecycle_handler_http_fallbacks_total",
                 "Hooks that were to use HTTPS and succeeded with HTTP.",
@@ -111,6 +129,18 @@ impl Metrics {
         self.sandboxes.with([handler]).took(began.elapsed());
         if failed {
             self.sandbox_failures.with([handler]).inc();
+        }
+    }
+
+    /// A container was to be made with so many volumes that are images, mounted so many times.
+    pub(super) fn made_with_images(&self, volumes: usize, mounts: usize, error: Option<&str>) {
+        self.image_volumes.add(volumes as u64);
+        match error {
+            None => self.mounted_images.add(mounts as u64),
+            Some(error) if error.starts_with(IMAGE_NOT_MOUNTED) => {
+                self.unmounted_images.add(mounts as u64);
+            }
+            Some(_) => {}
         }
     }
 
@@ -183,6 +213,18 @@ mod tests {
         ] {
             assert_eq!(size_range(bytes), expected, "{bytes}");
         }
+    }
+
+    #[test]
+    fn only_images_that_could_not_be_mounted_are_failures() {
+        let metrics = Metrics::new(&Registry::default());
+        metrics.made_with_images(2, 3, None);
+        metrics.made_with_images(1, 1, Some("ImageVolumeMountFailed: no such path"));
+        metrics.made_with_images(1, 1, Some("no memory"));
+        metrics.made_with_images(0, 0, None);
+        let Metrics { image_volumes, mounted_images, unmounted_images, .. } = metrics;
+        let found = [image_volumes, mounted_images, unmounted_images].map(|count| count.get());
+        assert_eq!(found, [4, 3, 1]);
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub struct Prepared {
     config: v1::ContainerConfig,
     sandbox_config: v1::PodSandboxConfig,
     log: PathBuf,
+    /// How many of the pod's volumes it mounts that are images.
+    image_volumes: usize,
 }
 
 /// What a container is made from besides the pod.
@@ -89,6 +91,7 @@ impl PodRuntime {
             let text = format!("Error: {}", error.reason);
             self.announcer.container(pod, start.kind, &start.name, true, "Failed", &text);
         })?;
+        let image_count = image_volumes.len();
         let log_dir = self.settings.pod_log_dir(pod).join(&container.name);
         create_dir(&log_dir, 0o755).await.map_err(config_error)?;
         let restart_count = match start.restart_count {
@@ -110,7 +113,7 @@ impl PodRuntime {
             self.managers.place(pod, &container.name, resources);
         }
         let log = log_dir.join(format!("{restart_count}.log"));
-        Ok(Prepared { config, sandbox_config, log })
+        Ok(Prepared { config, sandbox_config, log, image_volumes: image_count })
     }
 
     /// Create the container and start it; gives its id. Not to be dropped half-way: nobody would
@@ -128,11 +131,14 @@ impl PodRuntime {
         self.remove_unstarted(pod, &start.name).await.map_err(|error| {
             self.not_started(pod, start, "CreateContainerError", error.to_string())
         })?;
-        let Prepared { config, sandbox_config, log } = prepared;
+        let Prepared { config, sandbox_config, log, image_volumes } = prepared;
+        let images = config.mounts.iter().filter(|mount| mount.image.is_some()).count();
         let created = self.cri.create_container(&sandbox.id, config, sandbox_config).await;
-        let id = created.map_err(|error| {
-            self.not_started(pod, start, "CreateContainerError", cri_message(&error))
-        })?;
+        let created = created.map_err(|error| cri_message(&error));
+        let failure = created.as_ref().err().map(String::as_str);
+        self.metrics.made_with_images(image_volumes, images, failure);
+        let id = created
+            .map_err(|message| self.not_started(pod, start, "CreateContainerError", message))?;
         say("Created", "Container created");
         let uid = spec::uid(pod);
         let starting = self.cri.start_container(&id);

@@ -31,11 +31,11 @@ type Pages = State<Arc<dyn Host>>;
 
 /// What is counted, and what is read when somebody asks.
 async fn node_page(host: &dyn Host) -> Response {
-    let volumes = match host.figures() {
-        Some(figures) => figures.volume_metrics().await,
+    let disks = match host.figures() {
+        Some(figures) => figures.disk_metrics().await,
         None => String::new(),
     };
-    text(host.metrics().node.text() + &volumes)
+    text(host.metrics().node.text() + &disks)
 }
 
 fn page(registry: &Registry) -> Response {

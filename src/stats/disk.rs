@@ -136,19 +136,25 @@ impl Places {
     /// What is not there takes nothing.
     pub(super) fn read(&self) -> PodDisk {
         let at = Timestamp::now();
-        let mut disk = PodDisk { at, volumes: self.volumes(|_| None), ..PodDisk::default() };
+        let (logs, mut own) = self.read_logs();
+        own += tree(&self.etc_hosts).unwrap_or_default();
+        PodDisk { at, volumes: self.volumes(|_| None), logs, own }
+    }
+
+    /// The logs by container, and what lies beside them.
+    pub(super) fn read_logs(&self) -> (BTreeMap<String, Space>, Space) {
+        let (mut logs, mut beside) = (BTreeMap::new(), Space::default());
         for entry in std::fs::read_dir(&self.logs).into_iter().flatten().flatten() {
             let space = tree(&entry.path()).unwrap_or_default();
             match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 true => {
                     let container = entry.file_name().to_string_lossy().into_owned();
-                    disk.logs.insert(container, space);
+                    logs.insert(container, space);
                 }
-                false => disk.own += space,
+                false => beside += space,
             }
         }
-        disk.own += tree(&self.etc_hosts).unwrap_or_default();
-        disk
+        (logs, beside)
     }
 }
 

@@ -66,7 +66,7 @@ pub use opened::Open;
 pub use places::{FileSystems, RuntimeFileSystems, RuntimeUse};
 pub use process::{Interface, Processes, Traffic};
 pub use snapshot::{Group, PodGroup, Run, Snapshot};
-pub use storage::Layers;
+pub use storage::{Layers, Logs};
 pub use system::SystemNames;
 
 /// How long it holds where the runtime's file systems and the cgroups of daemons are.
@@ -93,6 +93,7 @@ struct Shared {
     places: Figure<Places>,
     file_systems: Figure<FileSystems>,
     layers: Figure<Layers>,
+    logs: Figure<Logs>,
     system_names: SystemNames,
     system: Figure<SystemGroups>,
     /// By [`Detail`].
@@ -146,6 +147,7 @@ impl Stats {
             places: Figure::default(),
             file_systems: Figure::default(),
             layers: Figure::default(),
+            logs: Figure::default(),
             system_names,
             system: Figure::default(),
             snapshots: Default::default(),

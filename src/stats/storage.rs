@@ -3,7 +3,7 @@
 //! Who has had no CPU time since his files were counted has written none: they are not counted again,
 //! for a while. Project quotas would tell it of any pod, but few file systems are mounted with them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -70,7 +70,26 @@ pub struct Layers {
     pub used: HashMap<String, Space>,
 }
 
+/// What the logs of pods take, with their containers.
+pub type Logs = Vec<(Arc<Pod>, BTreeMap<String, Space>)>;
+
 impl Stats {
+    /// What the logs of those pods take, as far as it is known on those terms.
+    pub async fn logs(&self, pods: Vec<Arc<Pod>>, terms: Terms) -> Option<Arc<Logs>> {
+        let shared = self.shared.clone();
+        let read = || {
+            figure::blocking(move || {
+                let logs = |pod: Arc<Pod>| {
+                    let places = Places::of(&pod, &shared.root_dir, &shared.pod_logs_dir);
+                    let (logs, _) = places.read_logs();
+                    (pod, logs)
+                };
+                Ok(pods.into_iter().map(logs).collect())
+            })
+        };
+        self.shared.logs.known(terms, read).await
+    }
+
     /// What those pods have on disk, by UID, and what their containers have written over their
     /// images, as far as it is known on those terms.
     pub async fn storage(

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use longshore_metrics::{Histogram, Registry};
+use longshore_metrics::Registry;
 use longshore_pod::spec;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::desired::Desired;
+use metrics::Metrics;
 use write::write;
 
 /// Writes under way at once.
@@ -62,8 +63,7 @@ pub struct StatusWriter {
 struct Shared {
     state: Mutex<State>,
     work: Notify,
-    /// From a change to when it is taken.
-    durations: Histogram,
+    metrics: Metrics,
 }
 
 #[derive(Debug, Default)]
@@ -91,7 +91,7 @@ enum Outcome {
     Failed,
 }
 
-/// A writer that tells nobody how long it takes.
+/// A writer that nobody scrapes.
 impl Default for StatusWriter {
     fn default() -> Self {
         Self::new(&Registry::default())
@@ -99,11 +99,10 @@ impl Default for StatusWriter {
 }
 
 impl StatusWriter {
-    /// A writer that tells `registry` how long it takes.
+    /// A writer that tells `registry` what it does.
     pub fn new(registry: &Registry) -> Self {
-        let (state, work, durations) =
-            (Mutex::default(), Notify::default(), metrics::durations(registry));
-        Self { shared: Arc::new(Shared { state, work, durations }) }
+        let (state, work, metrics) = (Mutex::default(), Notify::default(), Metrics::new(registry));
+        Self { shared: Arc::new(Shared { state, work, metrics }) }
     }
 
     /// The pod's status is now this one.
@@ -141,7 +140,7 @@ impl StatusWriter {
         let mut state = self.state();
         let entry = state.entries.entry(uid.to_owned()).or_insert_with(|| Entry {
             pod: pod.clone(),
-            wanted: status.clone(),
+            wanted: pod.status.clone().unwrap_or_default(),
             written: pod.status.clone().unwrap_or_default(),
             written_uid: uid.to_owned(),
             written_version: version(pod),
@@ -155,7 +154,8 @@ impl StatusWriter {
         });
         let is_news = finish || version(pod) > entry.written_version;
         entry.pod = pod.clone();
-        entry.wanted = status;
+        let before = std::mem::replace(&mut entry.wanted, status);
+        self.shared.metrics.told(&before, &entry.wanted);
         entry.finish |= finish;
         if !is_news && entry.is_written() {
             return;
@@ -238,7 +238,7 @@ impl StatusWriter {
                 if entry.is_written()
                     && let Some(since) = entry.since.take()
                 {
-                    self.shared.durations.took(since.elapsed());
+                    self.shared.metrics.durations.took(since.elapsed());
                 }
                 if again || entry.finish != job.finish || !entry.is_written() {
                     state.enqueue(&job.uid);

@@ -144,7 +144,7 @@ impl Hands {
             return Ok(());
         }
         let made = self.tools.runtime.create_sandbox(&self.pod, attempt).await;
-        self.tools.metrics.made_sandbox(made.is_ok());
+        self.tools.metrics.made_sandbox(&self.pod, made.is_ok());
         if made.is_err() {
             self.place.give_back();
         }
@@ -213,7 +213,7 @@ impl Hands {
             None => Outcome::Recalled,
             Some(Ok(image)) => Outcome::Fetched(name, image),
             Some(Err(error)) => {
-                self.tools.metrics.began(kind, Some(error.reason));
+                self.tools.metrics.began(&self.pod, kind, Some(error.reason));
                 Outcome::NotStarted(name, error)
             }
         }
@@ -249,7 +249,8 @@ impl Hands {
         };
         self.place.give_back();
         self.tools.garbage.tidy(self.uid()).await;
-        self.tools.metrics.began(start.kind, started.as_ref().err().map(|error| error.reason));
+        let failure = started.as_ref().err().map(|error| error.reason);
+        self.tools.metrics.began(&self.pod, start.kind, failure);
         match started {
             Ok(()) => Outcome::Started(start.name),
             Err(_) if self.is_lost(&sandbox.id).await => Outcome::SandboxLost(start.name),

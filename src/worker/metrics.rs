@@ -19,6 +19,8 @@ pub struct Metrics {
     containers_per_pod: Histogram,
     sandboxes: Counter,
     sandbox_failures: Counter,
+    user_namespaces: Counter,
+    user_namespace_failures: Counter,
     containers: Family<Counter, 1>,
     container_failures: Family<Counter, 2>,
     restarted: Family<Counter, 1>,
@@ -84,6 +86,14 @@ impl Metrics {
                 "kubelet_started_pods_errors_total",
                 "Sandboxes of pods that could not be made.",
             ),
+            user_namespaces: registry.counter(
+                "kubelet_started_user_namespaced_pods_total",
+                "Sandboxes with users of their own that were to be made.",
+            ),
+            user_namespace_failures: registry.counter(
+                "kubelet_started_user_namespaced_pods_errors_total",
+                "Sandboxes with users of their own, or containers in them, that could not be made.",
+            ),
             containers: registry.counters(
                 "kubelet_started_containers_total",
                 "Containers that were to be started, by their kind.",
@@ -126,15 +136,25 @@ impl Metrics {
     }
 
     /// A sandbox was to be made, and was made or not.
-    pub(super) fn made_sandbox(&self, made: bool) {
+    pub(super) fn made_sandbox(&self, pod: &Pod, made: bool) {
         self.sandboxes.inc();
+        if has_own_users(pod) {
+            self.user_namespaces.inc();
+        }
         if !made {
             self.sandbox_failures.inc();
+            self.failed(pod);
+        }
+    }
+
+    fn failed(&self, pod: &Pod) {
+        if has_own_users(pod) {
+            self.user_namespace_failures.inc();
         }
     }
 
     /// A container was to be started; `failure` is why it was not.
-    pub(super) fn began(&self, kind: ContainerKind, failure: Option<&'static str>) {
+    pub(super) fn began(&self, pod: &Pod, kind: ContainerKind, failure: Option<&'static str>) {
         let kind = match kind {
             ContainerKind::Init | ContainerKind::Sidecar => "init_container",
             ContainerKind::Regular => "container",
@@ -143,6 +163,7 @@ impl Metrics {
         self.containers.with([kind]).inc();
         if let Some(code) = failure {
             self.container_failures.with([kind, code]).inc();
+            self.failed(pod);
         }
     }
 
@@ -162,6 +183,11 @@ impl Metrics {
         self.swept.set(pods.unwrap_or(0) as f64);
         self.unswept.set(if pods.is_none() { 1.0 } else { 0.0 });
     }
+}
+
+/// Whether a pod has a user namespace.
+fn has_own_users(pod: &Pod) -> bool {
+    pod.spec.as_ref().is_some_and(|spec| spec.host_users == Some(false))
 }
 
 /// The label for whether a pod is static.

@@ -2,6 +2,7 @@
 //! containers are resized, in place or by a restart, and last the pod is held to what is left.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1::Pod;
 use longshore_pod::observed::ObservedPod;
@@ -14,6 +15,7 @@ use super::act::Hands;
 use super::steps::{Outcome, Resized, Subject};
 use super::task::Task;
 use crate::objects::Changed;
+use crate::resources::allocation;
 use crate::runtime::{PodRuntime, describe};
 
 /// What pauses after failures are counted under; no container has that name.
@@ -27,11 +29,12 @@ pub(super) struct Resizing {
     raised: bool,
     /// When a step that failed is tried again.
     pub(super) retry_at: Option<Timestamp>,
+    _counted: allocation::InProgress,
 }
 
-impl From<InProgress> for Resizing {
-    fn from(told: InProgress) -> Self {
-        Self { told, raised: false, retry_at: None }
+impl Resizing {
+    pub(super) fn new(told: InProgress, metrics: &allocation::Metrics) -> Self {
+        Self { told, raised: false, retry_at: None, _counted: metrics.in_progress() }
     }
 }
 
@@ -55,10 +58,9 @@ impl Task {
 
     /// The source has the pod like this now.
     pub(super) fn asks(&mut self, pod: Arc<Pod>) {
-        let changed = self.asked.metadata.generation != pod.metadata.generation;
-        self.asked = pod;
-        if changed {
-            self.tools.allocation.review(&self.asked);
+        let before = std::mem::replace(&mut self.asked, pod);
+        if before.metadata.generation != self.asked.metadata.generation {
+            self.tools.allocation.review(&before, &self.asked);
         }
         self.pod = self.tools.allocation.allotted(&self.asked);
         if self.was_resized
@@ -79,7 +81,7 @@ impl Task {
         self.pod = self.tools.allocation.allotted(&self.asked);
         self.changed(Changed::pod());
         let told = InProgress { generation: decision.generation, error: None };
-        self.resizing = Some(told.into());
+        self.begin_resize(told);
         self.retries.retain(|failed| failed != RETRIES);
     }
 
@@ -90,8 +92,12 @@ impl Task {
             || resize::is_pod_stale(&self.pod, actuated, gates);
         if differs && self.resizing.is_none() {
             let told = InProgress { generation: self.pod.metadata.generation, error: None };
-            self.resizing = Some(told.into());
+            self.begin_resize(told);
         }
+    }
+
+    fn begin_resize(&mut self, told: InProgress) {
+        self.resizing = Some(Resizing::new(told, self.tools.allocation.metrics()));
     }
 
     /// Whether the pod's containers may start: not while they could get more than their pod has.
@@ -166,7 +172,9 @@ impl Task {
 impl Hands {
     async fn resize(self, step: Step) -> Outcome {
         let mut raised = false;
+        let began = Instant::now();
         let result = self.carry_out(&step, &mut raised).await.map(|()| step.last);
+        self.tools.allocation.metrics().took(began.elapsed(), result.is_ok());
         Outcome::Resized(Resized { generation: step.generation, raised, result })
     }
 

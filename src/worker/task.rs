@@ -112,7 +112,8 @@ impl Task {
         let restarts = Backoff::new(RESTART_BASE, tools.max_restart_delay);
         let decision = tools.allocation.subscribe(spec::uid(&pod));
         let told = pod.status.clone().unwrap_or_default();
-        let resizing = status::resize_told(&told).1.map(Resizing::from);
+        let resizing = status::resize_told(&told).1;
+        let resizing = resizing.map(|told| Resizing::new(told, tools.allocation.metrics()));
         Self {
             decision,
             asked: pod.clone(),

@@ -45,6 +45,8 @@ pub struct RestClient {
     requests: Family<Counter, 3>,
     duration: Family<Histogram, 2>,
     waited: Family<Histogram, 2>,
+    sent: Family<Histogram, 2>,
+    answered: Family<Histogram, 2>,
 }
 
 impl RestClient {
@@ -52,6 +54,10 @@ impl RestClient {
     pub fn new(registry: &Registry) -> Self {
         let buckets =
             Buckets::of(&[0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0]);
+        let sizes = Buckets::of(&[
+            64.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0,
+            16777216.0,
+        ]);
         Self {
             requests: registry.counters(
                 "rest_client_requests_total",
@@ -70,6 +76,18 @@ impl RestClient {
                 ["verb", "host"],
                 buckets,
             ),
+            sent: registry.histograms(
+                "rest_client_request_size_bytes",
+                "Bytes of requests to the apiserver, by verb and host.",
+                ["verb", "host"],
+                sizes.clone(),
+            ),
+            answered: registry.histograms(
+                "rest_client_response_size_bytes",
+                "Bytes of the apiserver's answers, by verb and host.",
+                ["verb", "host"],
+                sizes,
+            ),
         }
     }
 
@@ -79,6 +97,16 @@ impl RestClient {
         let code = status.map(|status| status.to_string());
         self.requests.with([code.as_deref().unwrap_or("<error>"), method, host]).inc();
         self.duration.with([method, host]).took(took);
+    }
+
+    /// A request of that size was sent.
+    pub fn sent(&self, method: &str, host: &str, bytes: u64) {
+        self.sent.with([method, host]).observe(bytes as f64);
+    }
+
+    /// An answer of that size came, and is at its end.
+    pub fn answered(&self, method: &str, host: &str, bytes: usize) {
+        self.answered.with([method, host]).observe(bytes as f64);
     }
 
     /// A request has waited that long for its turn before it was sent.

@@ -4,7 +4,7 @@ use crate::cpu::{self, AssignError};
 use crate::hints::{Hint, Nodes, Policy};
 use crate::memory::{self, AllocateError};
 use crate::request::{ContainerRequest, PodRequest};
-use crate::{CpuSet, Machine, NumaMask, StateError, TopologyOptions};
+use crate::{CpuSet, Cpus, Machine, NumaMask, StateError, TopologyOptions};
 
 /// Why a pod cannot have what it asks for. The texts are upstream's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -214,6 +214,11 @@ impl Allocator {
     /// The nodes that a container's memory comes from, if that is decided here.
     pub fn memory_nodes(&self, uid: &str, container: &str) -> Option<NumaMask> {
         self.memory.as_ref()?.nodes(uid, container)
+    }
+
+    /// The machine's CPUs, if the CPU manager has a policy.
+    pub fn machine(&self) -> Option<&Cpus> {
+        self.cpu.as_ref().map(cpu::Policy::machine)
     }
 
     /// The CPU manager's state, if it has a policy.

@@ -5,6 +5,7 @@
 //! Current limitations: a critical pod's resize preempts nobody.
 
 mod ledger;
+mod metrics;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,18 +13,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use longshore_metrics::Registry;
 use longshore_pod::resize::{self, Pending, PodResources, Rank, Rules};
 use longshore_pod::spec::{self, Gates};
 use longshore_pod::{Timestamp, status};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::admission::Admission;
+use crate::admission::{Admission, Freed};
 use crate::desired::Desired;
 use crate::runtime::Announcer;
 
 pub use ledger::Error;
 use ledger::Ledger;
+pub(crate) use metrics::{InProgress, Metrics};
 
 /// Files in the daemon's root directory. The names are upstream's.
 const ALLOCATED: &str = "allocated_pods_state";
@@ -40,6 +43,27 @@ pub struct Decision {
     pub grants: u64,
     /// The generation that asked for the last of them.
     pub generation: Option<i64>,
+}
+
+/// Why resizes that wait are tried again.
+#[derive(Clone, Copy, Debug)]
+enum Trigger {
+    Time,
+    Freed(Freed),
+    Added,
+    Changed,
+}
+
+impl Trigger {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Time => "periodic_retry",
+            Self::Freed(Freed::ByEnd) => "pod_terminated",
+            Self::Freed(Freed::ByResize) => "pod_resized",
+            Self::Added => "pods_added",
+            Self::Changed => "pod_updated",
+        }
+    }
 }
 
 /// What decisions are made by.
@@ -64,6 +88,7 @@ pub struct Allocation {
 
 struct Shared {
     parts: Parts,
+    metrics: Metrics,
     /// What was given.
     allocated: Ledger,
     /// What is in force.
@@ -79,15 +104,23 @@ struct State {
 }
 
 impl Allocation {
-    /// Read back what was given to pods before.
-    pub fn open(root_dir: &Path, parts: Parts) -> Result<Self, Error> {
+    /// Read back what was given to pods before. What becomes of resizes is told to `registry`.
+    pub fn open(root_dir: &Path, parts: Parts, registry: &Registry) -> Result<Self, Error> {
         let shared = Shared {
             parts,
+            metrics: Metrics::new(registry),
             allocated: Ledger::open(root_dir.join(ALLOCATED))?,
             actuated: Ledger::open(root_dir.join(ACTUATED))?,
             state: Mutex::default(),
         };
-        Ok(Self { shared: Arc::new(shared) })
+        let shared = Arc::new(shared);
+        metrics::tell(registry, Arc::downgrade(&shared));
+        Ok(Self { shared })
+    }
+
+    /// What is counted of resizes.
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.shared.metrics
     }
 
     /// Keep what is known on disk, and try again what waits, for ever.
@@ -102,9 +135,13 @@ impl Allocation {
                 ledger.retain(|uid| parts.desired.pod(uid).is_some());
             }
             let mut released = parts.admission.released();
+            let mut trigger = Trigger::Time;
             loop {
-                self.retry(&mut self.state());
-                let _ = timeout(RETRY, released.changed()).await;
+                self.retry(&mut self.state(), trigger);
+                trigger = match timeout(RETRY, released.changed()).await {
+                    Ok(_) => Trigger::Freed(*released.borrow_and_update()),
+                    Err(_) => Trigger::Time,
+                };
             }
         };
         tokio::join!(allocated.keep(), actuated.keep(), decide);
@@ -155,17 +192,18 @@ impl Allocation {
         if !Arc::ptr_eq(&allotted, pod) {
             state.decision(uid).send_modify(|decision| decision.pending = pending_of(pod));
         }
-        self.look_at(&mut state, pod);
+        self.look_at(&mut state, pod, Trigger::Added);
     }
 
-    /// The pod asks for something else, if it is held.
-    pub fn review(&self, pod: &Arc<Pod>) {
+    /// The pod asks for something else than before, if it is held.
+    pub fn review(&self, before: &Pod, pod: &Arc<Pod>) {
         if self.shared.allocated.get(spec::uid(pod)).is_some() {
-            self.look_at(&mut self.state(), pod);
+            self.shared.metrics.requested(before, pod);
+            self.look_at(&mut self.state(), pod, Trigger::Changed);
         }
     }
 
-    fn look_at(&self, state: &mut State, pod: &Arc<Pod>) {
+    fn look_at(&self, state: &mut State, pod: &Arc<Pod>, trigger: Trigger) {
         let uid = spec::uid(pod);
         state.queue.retain(|(waiting, _)| waiting != uid);
         if Arc::ptr_eq(&self.allotted(pod), pod) {
@@ -175,7 +213,7 @@ impl Allocation {
         }
         let since = waits_since(pod).unwrap_or_else(Timestamp::now);
         state.queue.push((uid.to_owned(), since));
-        self.retry(state);
+        self.retry(state, trigger);
     }
 
     /// A container is made with these resources. What could be mistaken after a crash for another
@@ -232,7 +270,7 @@ impl Allocation {
     }
 
     /// Decide about all that wait, those that matter most first.
-    fn retry(&self, state: &mut State) {
+    fn retry(&self, state: &mut State, trigger: Trigger) {
         // Until then, it is not known who else is there.
         if state.queue.is_empty() || !*self.shared.parts.desired.synced().borrow() {
             return;
@@ -247,14 +285,14 @@ impl Allocation {
             .collect();
         waiting.sort_by(|(a, ..), (b, ..)| a.cmp(b));
         for (_, pod, since) in waiting {
-            if self.decide(state, &pod) {
+            if self.decide(state, &pod, trigger) {
                 state.queue.push((spec::uid(&pod).to_owned(), since));
             }
         }
     }
 
     /// Tells whether the pod is to wait.
-    fn decide(&self, state: &mut State, pod: &Arc<Pod>) -> bool {
+    fn decide(&self, state: &mut State, pod: &Arc<Pod>, trigger: Trigger) -> bool {
         let (Some(pod_spec), uid) = (&pod.spec, spec::uid(pod)) else { return false };
         let allotted = self.allotted(pod);
         let generation = pod.metadata.generation;
@@ -265,7 +303,10 @@ impl Allocation {
                 return false;
             }
             () => resize::infeasible(pod, &allotted, self.shared.parts.rules)
-                .map(|message| ("Infeasible".to_owned(), message))
+                .map(|why| {
+                    self.shared.metrics.infeasible.with([why.detail()]).inc();
+                    ("Infeasible".to_owned(), why.to_string())
+                })
                 .or_else(|| {
                     let refused = self.shared.parts.admission.resize(pod).err();
                     refused.map(|verdict| (verdict.reason, verdict.message))
@@ -273,6 +314,11 @@ impl Allocation {
         };
         let Some((reason, message)) = refusal else {
             self.shared.allocated.set(uid, PodResources::asked(pod_spec, self.gates()));
+            let waited =
+                decision.borrow().pending.as_ref().is_some_and(|before| !before.infeasible);
+            if waited {
+                self.shared.metrics.accepted.with([trigger.label()]).inc();
+            }
             decision.send_modify(|decision| {
                 decision.pending = None;
                 decision.grants += 1;
@@ -305,8 +351,23 @@ impl Allocation {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state()
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
         // No code panics while it holds the lock.
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many pods ask for what they were not given, for ever or for now.
+    fn pending(&self, infeasible: bool) -> usize {
+        let state = self.state();
+        let pending = |decision: &watch::Sender<Decision>| {
+            decision.borrow().pending.as_ref().is_some_and(|one| one.infeasible == infeasible)
+        };
+        state.decisions.values().filter(|decision| pending(decision)).count()
     }
 }
 

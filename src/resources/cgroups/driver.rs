@@ -2,6 +2,7 @@
 
 use longshore_cri::Runtime;
 use longshore_cri::v1::CgroupDriver;
+use longshore_metrics::Registry;
 use serde_json::Value;
 use tracing::{debug, info};
 
@@ -46,10 +47,22 @@ pub struct Mismatch {
     pub runtime: Driver,
 }
 
+/// The version that needs runtimes to tell their configuration, as upstream announces it.
+const NEEDS_CONFIG: &str = "1.37.0";
+
 /// The driver to use. A runtime that answers `RuntimeConfig` decides, whatever the config says; of
-/// one that does not, the config must say what it is.
-pub async fn choose(runtime: &Runtime, configured: Driver) -> Result<Driver, Mismatch> {
+/// one that does not, the config must say what it is, and `registry` when it is too old.
+pub async fn choose(
+    runtime: &Runtime,
+    configured: Driver,
+    registry: &Registry,
+) -> Result<Driver, Mismatch> {
     let told = runtime.runtime_config().await;
+    if told.as_ref().is_err_and(longshore_cri::Error::is_unimplemented) {
+        let help = "The version of Kubernetes that this runtime is too old for.";
+        let losing = registry.gauges("kubelet_cri_losing_support", help, ["version"]);
+        losing.with([NEEDS_CONFIG]).set(1.0);
+    }
     let told = told.inspect_err(|error| debug!(%error, "the runtime does not tell its config"));
     if let Some(linux) = told.ok().and_then(|config| config.linux) {
         let driver = match linux.cgroup_driver() {

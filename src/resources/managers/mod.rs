@@ -27,7 +27,7 @@ use longshore_metrics::Registry;
 use longshore_pod::qos;
 use longshore_pod::spec;
 use longshore_pod::status::Verdict;
-use longshore_topology::{Allocator, Refusal, StateError};
+use longshore_topology::{Allocator, CpuSet, Refusal, StateError};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -35,7 +35,7 @@ use crate::config::{Config, GoDuration};
 use crate::desired::Desired;
 use crate::observe::Observer;
 use files::Files;
-use metrics::Metrics;
+use metrics::{Given, Metrics};
 
 /// Why the managers cannot begin, or cannot keep what they decide.
 #[derive(Debug, thiserror::Error)]
@@ -127,7 +127,7 @@ impl Managers {
         observer: Observer,
         registry: &Registry,
     ) -> Result<Self, Error> {
-        let metrics = Metrics::new(registry);
+        let metrics = Metrics::new(registry, config);
         let mut allocator = setup::allocator(config)?;
         let files = Files::new(&config.root_dir, &config.kubelet);
         let (cpu, memory) = files.load(&allocator)?;
@@ -166,20 +166,28 @@ impl Managers {
         admitted.map_err(|refusal| Verdict::failed(refusal.reason(), refusal.to_string()))
     }
 
-    /// Gives how many containers got CPUs, and how many memory, of their own.
-    fn decide(&self, pod: &Pod) -> Result<(usize, usize), Refusal> {
-        let Some(shared) = &self.shared else { return Ok((0, 0)) };
+    fn decide(&self, pod: &Pod) -> Result<Given, Refusal> {
         let request = request::of(pod);
-        if !request.guaranteed {
-            return Ok((0, 0));
-        }
+        let nothing = Given { containers: request.containers.len(), ..Given::default() };
+        let Some(shared) = self.shared.as_ref().filter(|_| request.guaranteed) else {
+            return Ok(nothing);
+        };
         shared.change(|allocator| {
             shared.drop_stale(allocator);
             allocator.admit(&request)?;
-            let cpus = allocator.cpu_state().and_then(|state| state.assignments.get(&request.uid));
+            let own = allocator.cpu_state().and_then(|state| state.assignments.get(&request.uid));
+            let own = || own.into_iter().flat_map(BTreeMap::values);
             let memory = allocator.memory_state();
             let memory = memory.and_then(|state| state.assignments.get(&request.uid));
-            Ok((cpus.map_or(0, BTreeMap::len), memory.map_or(0, BTreeMap::len)))
+            let one_cache = |cpus: &&CpuSet| {
+                allocator.machine().is_some_and(|machine| metrics::share_cache(cpus, machine))
+            };
+            Ok(Given {
+                cpus: own().count(),
+                one_cache: own().filter(one_cache).count(),
+                memory: memory.map_or(0, BTreeMap::len),
+                ..nothing
+            })
         })
     }
 

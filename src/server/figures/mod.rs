@@ -12,6 +12,7 @@
 mod api;
 mod cadvisor;
 mod facts;
+mod logs;
 mod resource;
 mod summary;
 mod volumes;
@@ -45,6 +46,8 @@ const AGES: Ages = Ages { same: Duration::from_secs(10), changed: FRESH };
 const DISK_AGE: Duration = Duration::from_secs(10);
 /// ...and an answer waits so long for it if what is known is older than the config wants.
 const DISK_PATIENCE: Duration = Duration::from_millis(100);
+/// Logs are counted again after this, where nothing else of the disk is asked for.
+const LOGS_AGE: Duration = Duration::from_secs(60);
 
 /// Handle to all that is told. Cheap to clone.
 #[derive(Clone)]
@@ -90,10 +93,16 @@ impl Figures {
         Self { shared: Arc::new(shared) }
     }
 
-    /// The metrics of volumes that outlive their pods; nothing, when none are told of.
-    pub(super) async fn volume_metrics(&self) -> String {
+    /// The metrics of what pods have on disks: volumes that outlive them, if they are told of, and
+    /// logs.
+    pub(super) async fn disk_metrics(&self) -> String {
         let pods = self.shared.desired.pods();
-        volumes::page(&pods, &self.lasting(&pods).await)
+        let terms = self.shared.disks;
+        let logs = Terms { renewed: terms.renewed.max(LOGS_AGE), ..terms };
+        let logs = self.shared.stats.logs(pods.clone(), logs);
+        let (volumes, logs) = tokio::join!(self.lasting(&pods), logs);
+        let logs = logs.map(|logs| logs::page(&pods, &logs)).unwrap_or_default();
+        volumes::page(&pods, &volumes) + &logs
     }
 
     /// The volumes of those pods that outlive them.

@@ -23,8 +23,37 @@ pub struct Rules {
     pub pod_level: bool,
 }
 
+/// Why a pod can never be given what it asks for. The texts are upstream's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Infeasible {
+    /// Its containers may swap as much as follows from what they have.
+    #[error("In-place resize of containers with swap is not supported.")]
+    Swap,
+    /// What it asks for as a whole is not resized here.
+    #[error("InPlacePodLevelResourcesVerticalScaling is disabled")]
+    PodLevel,
+    /// It has CPUs of its own.
+    #[error("Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"")]
+    Cpus,
+    /// It has memory of its own.
+    #[error("Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\"")]
+    Memory,
+}
+
+impl Infeasible {
+    /// The label that upstream counts it under.
+    pub fn detail(self) -> &'static str {
+        match self {
+            Self::Swap => "swap_limitation",
+            Self::PodLevel => "plr_feature_gate_off",
+            Self::Cpus => "guaranteed_pod_cpu_manager_static_policy",
+            Self::Memory => "guaranteed_pod_memory_manager_static_policy",
+        }
+    }
+}
+
 /// Why the pod can never be given what it asks for instead of what it has, if it cannot.
-pub fn infeasible(pod: &Pod, allotted: &Pod, rules: Rules) -> Option<String> {
+pub fn infeasible(pod: &Pod, allotted: &Pod, rules: Rules) -> Option<Infeasible> {
     let (asks, has) = (pod.spec.as_ref()?, allotted.spec.as_ref()?);
     let pairs = || {
         let pairs = spec::containers(asks).zip(spec::containers(has));
@@ -37,25 +66,19 @@ pub fn infeasible(pod: &Pod, allotted: &Pod, rules: Rules) -> Option<String> {
             && (qos::may_swap(pod, asks) || qos::may_swap(allotted, has))
     };
     if rules.limited_swap && pairs().any(|(asks, has)| swaps(asks, has)) {
-        return Some("In-place resize of containers with swap is not supported.".to_owned());
+        return Some(Infeasible::Swap);
     }
     if !rules.pod_level && !same(asks.resources.as_ref(), has.resources.as_ref()) {
-        return Some("InPlacePodLevelResourcesVerticalScaling is disabled".to_owned());
+        return Some(Infeasible::PodLevel);
     }
     let guaranteed = qos::class(pod) == QosClass::Guaranteed;
     if guaranteed && rules.static_cpus && pairs().any(|(a, b)| request_moves(a, b, "cpu")) {
-        return Some(stands_against("CPU", "static"));
+        return Some(Infeasible::Cpus);
     }
     if guaranteed && rules.static_memory && pairs().any(memory_moves) {
-        return Some(stands_against("Memory", "Static"));
+        return Some(Infeasible::Memory);
     }
     None
-}
-
-fn stands_against(manager: &str, policy: &str) -> String {
-    format!(
-        "Resize is infeasible for Guaranteed Pods alongside {manager} Manager policy {policy:?}"
-    )
 }
 
 fn request_moves(asks: &Container, has: &Container, resource: &str) -> bool {

@@ -4,6 +4,7 @@
 mod checkpoint;
 mod decision;
 mod message;
+mod operations;
 
 use std::collections::BTreeMap;
 
@@ -18,8 +19,9 @@ use crate::spec::{self, ContainerKind, Gates};
 
 pub use checkpoint::{Error as CheckpointError, decode, encode};
 pub(crate) use decision::restarts;
-pub use decision::{Rank, Rules, infeasible};
+pub use decision::{Infeasible, Rank, Rules, infeasible};
 pub use message::message;
+pub use operations::{Operation, operations};
 
 /// Resources that a pod can be given anew while it runs.
 const RESIZABLE: [&str; 2] = ["cpu", "memory"];

@@ -162,6 +162,11 @@ impl Policy {
         Ok(())
     }
 
+    /// The machine's CPUs.
+    pub fn machine(&self) -> &Cpus {
+        &self.cpus
+    }
+
     /// Who has which CPUs.
     pub fn state(&self) -> &State {
         &self.state
