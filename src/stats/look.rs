@@ -125,20 +125,41 @@ impl<'a> Look<'a> {
 pub(super) struct Job {
     pub(super) pod: Arc<ObservedPod>,
     /// The pod's own cgroup, or the one that it shares with others.
-    pub(super) cgroup: Cgroup,
+    cgroup: Cgroup,
     /// Where pods have no cgroup: the names of those of its containers.
-    pub(super) containers: Option<Vec<String>>,
+    containers: Option<Vec<String>>,
+    /// Whether it was found to have done nothing.
+    idle: bool,
 }
 
 impl Job {
-    /// The pod as it is now. What was known of it before counts if it runs what it ran then.
+    pub(super) fn new(
+        pod: Arc<ObservedPod>,
+        cgroup: Cgroup,
+        containers: Option<Vec<String>>,
+    ) -> Self {
+        Self { pod, cgroup, containers, idle: false }
+    }
+
+    /// The pod as it was before, if it runs what it ran then and has done nothing since, but for what
+    /// changes by itself. If not, it is to be read.
+    pub(super) fn again(
+        &mut self,
+        before: Option<&PodGroup>,
+        look: &mut Look<'_>,
+    ) -> Option<PodGroup> {
+        let before = before.filter(|before| Arc::ptr_eq(&before.pod, &self.pod))?;
+        self.idle = before.is_idle(&self.cgroup, &mut look.reader);
+        if !self.idle || !before.holds() {
+            return None;
+        }
+        before.again(&self.cgroup, look)
+    }
+
+    /// All files of the pod. What was known of it before counts if it runs what it ran then.
     pub(super) fn read(self, before: Option<&PodGroup>, look: &mut Look<'_>) -> Option<PodGroup> {
         let before = before.filter(|before| Arc::ptr_eq(&before.pod, &self.pod));
-        let idle = before.filter(|before| before.is_idle(&self.cgroup, &mut look.reader));
-        let good = idle.filter(|idle| idle.holds());
-        if let Some(same) = good.and_then(|good| good.again(&self.cgroup, look)) {
-            return Some(same);
-        }
+        let idle = before.filter(|_| self.idle);
         let read = Instant::now();
         let mut found = PodGroup {
             pod: self.pod,

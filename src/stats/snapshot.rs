@@ -198,7 +198,7 @@ impl Snapshot {
         }
         let before = before.map(|before| &before.pods).into_iter().flatten();
         let before = before.map(|pod| (pod.pod.uid.as_str(), pod)).collect();
-        let mut pods = read_pods(tree.pods, &before, &tools)?;
+        let mut pods = read_pods(tree.pods, &before, &mut look, &tools)?;
         pods.sort_by(|a, b| a.key().cmp(&b.key()));
         let devices = match detail {
             Detail::Everything => Devices::read(&shared.mounts),
@@ -225,7 +225,7 @@ impl Tree {
         for name in cgroup.children() {
             if let Some(pod) = pod_uid(&name).and_then(|uid| self.known.get(&uid)) {
                 let (pod, cgroup) = (pod.clone(), cgroup.child(&name));
-                self.pods.push(Job { pod, cgroup, containers: None });
+                self.pods.push(Job::new(pod, cgroup, None));
             } else if is_level(&name) {
                 self.walk(&cgroup.child(&name), look);
             }
@@ -246,35 +246,47 @@ impl Tree {
             let found: Vec<String> = ids.filter_map(|id| names.remove(id)).flatten().collect();
             if !found.is_empty() {
                 let (pod, cgroup) = (pod.clone(), cgroup.clone());
-                self.pods.push(Job { pod, cgroup, containers: Some(found) });
+                self.pods.push(Job::new(pod, cgroup, Some(found)));
             }
         }
     }
 }
 
+/// Pods that have done nothing are told from before, which is not worth a thread; the others are shared
+/// out among some.
 fn read_pods<'a>(
     jobs: Vec<Job>,
     before: &HashMap<&str, &PodGroup>,
+    look: &mut Look<'a>,
     tools: &(impl Fn() -> io::Result<Look<'a>> + Sync),
 ) -> io::Result<Vec<PodGroup>> {
-    let threads = (jobs.len() / WORTH_A_THREAD).clamp(1, THREADS);
+    let known = |job: &Job| before.get(job.pod.uid.as_str()).copied();
+    let (mut pods, mut left) = (Vec::with_capacity(jobs.len()), Vec::new());
+    for mut job in jobs {
+        match job.again(known(&job), look) {
+            Some(same) => pods.push(same),
+            None => left.push(job),
+        }
+    }
+    let threads = (left.len() / WORTH_A_THREAD).clamp(1, THREADS);
     let mut shares: Vec<Vec<Job>> = (0..threads).map(|_| Vec::new()).collect();
-    for (index, job) in jobs.into_iter().enumerate() {
+    for (index, job) in left.into_iter().enumerate() {
         shares[index % threads].push(job);
     }
-    let read = |share: Vec<Job>| -> io::Result<Vec<PodGroup>> {
-        let mut look = tools()?;
+    let read = |share: Vec<Job>, look: &mut Look<'a>| -> Vec<PodGroup> {
         let one = |job: Job| {
-            let known = before.get(job.pod.uid.as_str()).copied();
-            job.read(known, &mut look)
+            let before = known(&job);
+            job.read(before, look)
         };
-        Ok(share.into_iter().filter_map(one).collect())
+        share.into_iter().filter_map(one).collect()
     };
     let own = shares.pop().unwrap_or_default();
     thread::scope(|scope| {
-        let others: Vec<_> =
-            shares.into_iter().map(|share| scope.spawn(move || read(share))).collect();
-        let mut pods = read(own)?;
+        let others: Vec<_> = shares
+            .into_iter()
+            .map(|share| scope.spawn(move || tools().map(|mut look| read(share, &mut look))))
+            .collect();
+        pods.extend(read(own, look));
         for other in others {
             let read = other.join().map_err(|_| io::Error::other("a reading was given up"))?;
             pods.extend(read?);
