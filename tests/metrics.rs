@@ -153,6 +153,19 @@ async fn what_happens_is_told_and_what_is_gone_is_not() {
     at_least(&page, "kubelet_pleg_pod_relist_duration_seconds_count", &[], 0.0);
     let failed = [("container_type", "container"), ("exit_code", "3"), ("reason", "Error")];
     at_least(&page, "kubelet_terminated_containers_total", &failed, 1.0);
+    let images = |policy, present, pull| {
+        [("pull_policy", policy), ("present_locally", present), ("pull_required", pull)]
+    };
+    let (there, absent) = (images("never", "true", "false"), images("always", "unknown", "true"));
+    at_least(&page, "kubelet_image_manager_ensure_image_requests_total", &there, 2.0);
+    at_least(&page, "kubelet_image_manager_ensure_image_requests_total", &absent, 1.0);
+    let mounts = [("operation_name", "overall_volume_mount")];
+    at_least(&page, "volume_operation_total_seconds_count", &mounts, 1.0);
+    for none in
+        ["kubelet_restarted_pods_total", "kubelet_cpu_manager_exclusive_cpu_allocation_count"]
+    {
+        assert_eq!(page.sum(none, &[]), Some(0.0), "{none}");
+    }
     let parts = ["pre_kubelet_", "pre_registration_", "registration_", "post_registration_", ""];
     let [sum, whole] = [&parts[..4], &parts[4..]].map(|parts| {
         let name = |part: &&str| format!("kubelet_node_startup_{part}duration_seconds");
@@ -387,6 +400,12 @@ async fn metrics_server_reads_with_its_token() {
     assert_eq!(ask(&stranger, path).await.unwrap_err(), 403);
     for path in ["/metrics", "/metrics/cadvisor", "/metrics/probes", "/metrics/slis"] {
         let page = ask(&scraper, path).await.unwrap_or_else(|code| panic!("{path}: {code}"));
-        parse(&page).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let page = parse(&page).unwrap_or_else(|error| panic!("{path}: {error}"));
+        if path == "/metrics" {
+            for kind in ["authn", "authz"] {
+                let name = format!("apiserver_delegated_{kind}_request_total");
+                at_least(&page, &name, &[("code", "201")], 2.0);
+            }
+        }
     }
 }

@@ -59,6 +59,8 @@ pub struct Metrics {
     sandboxes: Family<Histogram, 1>,
     sandbox_failures: Family<Counter, 1>,
     pulls: Family<Histogram, 1>,
+    images: Family<Counter, 3>,
+    image_checks: Family<Counter, 1>,
     image_volumes: Counter,
     mounted_images: Counter,
     unmounted_images: Counter,
@@ -100,6 +102,17 @@ impl Metrics {
                     600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
                 ]),
             ),
+            images: registry.counters(
+                "kubelet_image_manager_ensure_image_requests_total",
+                "How often an image was to be there, by its policy, whether it was and whether it \
+                 had to be pulled.",
+                ["pull_policy", "present_locally", "pull_required"],
+            ),
+            image_checks: registry.counters(
+                "kubelet_imagemanager_image_mustpull_checks_total",
+                "How often it was found out whether a pod may use an image that is there.",
+                ["result"],
+            ),
             image_volumes: registry.counter(
                 "kubelet_image_volume_requested_total",
                 "Volumes that are images, of containers that were to be made.",
@@ -130,6 +143,22 @@ impl Metrics {
         if failed {
             self.sandbox_failures.with([handler]).inc();
         }
+    }
+
+    /// An image was to be there by that policy: whether it was, and had to be pulled, as far as that
+    /// was found out.
+    pub(super) fn wanted_image(&self, policy: &str, present: Option<bool>, pull: Option<bool>) {
+        let word = |known: Option<bool>| match known {
+            None => "unknown",
+            Some(true) => "true",
+            Some(false) => "false",
+        };
+        self.images.with([&policy.to_lowercase(), word(present), word(pull)]).inc();
+    }
+
+    /// It was found out whether a pod may use an image that is there.
+    pub(super) fn checked_image(&self, result: &str) {
+        self.image_checks.with([result]).inc();
     }
 
     /// A container was to be made with so many volumes that are images, mounted so many times.

@@ -9,14 +9,15 @@ use std::time::Instant;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::Method;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONTENT_TYPE, UPGRADE};
+use axum::http::{HeaderMap, Method};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use longshore_metrics::{Buckets, Counter, Family, Gauge, Histogram, Registry};
 
 use super::Host;
+use super::auth::Reviews;
 
 /// The pages about the node itself.
 pub(super) fn routes(host: Arc<dyn Host>) -> Router {
@@ -52,6 +53,8 @@ pub struct Requests {
     all: Family<Counter, 4>,
     durations: Family<Histogram, 4>,
     inflight: Family<Gauge, 4>,
+    websockets: Family<Counter, 1>,
+    pub(super) reviews: Reviews,
 }
 
 impl Requests {
@@ -75,6 +78,12 @@ impl Requests {
                 "Requests whose answers have yet to begin.",
                 by,
             ),
+            websockets: registry.counters(
+                "kubelet_websocket_streaming_requests_total",
+                "Requests for streams to containers over WebSocket.",
+                ["subresource"],
+            ),
+            reviews: Reviews::new(registry),
         }
     }
 
@@ -93,12 +102,26 @@ async fn count(
     let long_running = if LONG.contains(&path) { "true" } else { "false" };
     let labels = [method_label(request.method()), path, server_type, long_running];
     requests.all.with(labels).inc();
+    if let Some(subresource) = websocket(path, request.headers()) {
+        requests.websockets.with([subresource]).inc();
+    }
     // given back however the request ends
     let _inflight = Inflight::new(requests.inflight.with(labels));
     let began = Instant::now();
     let response = next.run(request).await;
     requests.durations.with(labels).took(began.elapsed());
     response
+}
+
+/// To what of a pod a request opens a WebSocket, if it does.
+fn websocket(path: &'static str, headers: &HeaderMap) -> Option<&'static str> {
+    let subresource = match path {
+        "portForward" => "portforward",
+        "attach" | "exec" => path,
+        _ => return None,
+    };
+    let upgrade = headers.get(UPGRADE)?.to_str().ok()?;
+    upgrade.eq_ignore_ascii_case("websocket").then_some(subresource)
 }
 
 struct Inflight(Gauge);
@@ -159,6 +182,8 @@ fn method_label(method: &Method) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::HeaderValue;
+
     use super::*;
 
     #[test]
@@ -180,6 +205,19 @@ mod tests {
         ] {
             assert_eq!(path_label(path), expected, "{path}");
         }
+    }
+
+    #[test]
+    fn streams_over_websocket_are_known() {
+        let headers = |value: &'static str| {
+            HeaderMap::from_iter([(UPGRADE, HeaderValue::from_static(value))])
+        };
+        let found = |path, value| websocket(path_label(path), &headers(value));
+        assert_eq!(found("/exec/ns/p/c", "websocket"), Some("exec"));
+        assert_eq!(found("/portForward/ns/p", "WebSocket"), Some("portforward"));
+        assert_eq!(found("/attach/ns/p/c", "SPDY/3.1"), None);
+        assert_eq!(found("/containerLogs/ns/p/c", "websocket"), None);
+        assert_eq!(websocket("exec", &HeaderMap::new()), None);
     }
 
     #[test]

@@ -134,7 +134,8 @@ impl Server {
         let settings = &config.kubelet;
         let (mut ports, audit) = (Vec::new(), Arc::new(Audit::default()));
         if settings.enable_server {
-            let auth = Arc::new(Auth::new(config, client, Arc::clone(&audit))?);
+            let told = host.metrics().requests.reviews.clone();
+            let auth = Arc::new(Auth::new(config, client, Arc::clone(&audit), told)?);
             let tls = Arc::new(Tls::new(config, ips)?);
             let listener = listen(&settings.address, settings.port).await?;
             let router = router::control_plane(config, &host, runtime)

@@ -13,6 +13,7 @@ use super::devices::Found;
 #[derive(Clone, Debug)]
 pub(super) struct Metrics {
     durations: Family<Histogram, 4>,
+    waits: Family<Histogram, 2>,
     errors: Family<Counter, 2>,
     collections: Family<Histogram, 1>,
     found: Counter,
@@ -28,11 +29,24 @@ pub(super) struct Plugin {
     pub(super) migrated: bool,
 }
 
-/// The volumes of a pod by their name, each with its plugin and whether it is set up.
-type Volumes = BTreeMap<String, (Plugin, bool)>;
+/// The volumes of a pod by their name.
+type Volumes = BTreeMap<String, Known>;
+
+/// What is known of a volume.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    plugin: Plugin,
+    /// Since when it is wanted.
+    since: Instant,
+    /// Whether it is set up.
+    is_up: bool,
+}
 
 impl Metrics {
     pub(super) fn new(registry: &Registry) -> Self {
+        let buckets = Buckets::of(&[
+            0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0,
+        ]);
         let pods = Arc::<Mutex<HashMap<String, Volumes>>>::default();
         let known = Arc::clone(&pods);
         registry.collect(move |text| write(text, &locked(&known)));
@@ -42,9 +56,13 @@ impl Metrics {
                 "storage_operation_duration_seconds",
                 "How long operations on volumes took, in seconds.",
                 ["volume_plugin", "operation_name", "status", "migrated"],
-                Buckets::of(&[
-                    0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0,
-                ]),
+                buckets.clone(),
+            ),
+            waits: registry.histograms(
+                "volume_operation_total_seconds",
+                "How long pods waited for their volumes, with all that was tried, in seconds.",
+                ["plugin_name", "operation_name"],
+                buckets,
             ),
             errors: registry.counters(
                 "storage_operation_errors_total",
@@ -79,7 +97,8 @@ impl Metrics {
     pub(super) fn wants(&self, uid: &str, volume: &str, plugin: Plugin) {
         let mut pods = locked(&self.pods);
         let volumes = pods.entry(uid.to_owned()).or_default();
-        volumes.entry(volume.to_owned()).or_insert((plugin, false));
+        let new = Known { plugin, since: Instant::now(), is_up: false };
+        volumes.entry(volume.to_owned()).or_insert(new);
     }
 
     /// It was, or not.
@@ -95,7 +114,12 @@ impl Metrics {
         if outcome.is_ok()
             && let Some(volumes) = locked(&self.pods).get_mut(uid)
         {
-            volumes.insert(volume.to_owned(), (plugin, true));
+            let known = volumes.get(volume).filter(|known| !known.is_up);
+            let since = known.map_or(began, |known| known.since);
+            if known.is_some() {
+                self.waits.with([plugin.name, "overall_volume_mount"]).took(since.elapsed());
+            }
+            volumes.insert(volume.to_owned(), Known { plugin, since, is_up: true });
         }
     }
 
@@ -105,8 +129,8 @@ impl Metrics {
             Ok(()) => locked(&self.pods).remove(uid),
             Err(_) => locked(&self.pods).get(uid).cloned(),
         };
-        let set_up = volumes.unwrap_or_default().into_values().filter(|(_, is_up)| *is_up);
-        for (plugin, _) in set_up {
+        let set_up = volumes.unwrap_or_default().into_values().filter(|known| known.is_up);
+        for Known { plugin, .. } in set_up {
             self.note(plugin, "volume_unmount", began, outcome);
         }
     }
@@ -134,7 +158,7 @@ impl Metrics {
 
 fn write(text: &mut Text, pods: &HashMap<String, Volumes>) {
     let mut counts: BTreeMap<(&str, &str), u32> = BTreeMap::new();
-    for (plugin, is_up) in pods.values().flat_map(BTreeMap::values) {
+    for Known { plugin, is_up, .. } in pods.values().flat_map(BTreeMap::values) {
         *counts.entry((plugin.name, "desired_state_of_world")).or_default() += 1;
         *counts.entry((plugin.name, "actual_state_of_world")).or_default() += u32::from(*is_up);
     }

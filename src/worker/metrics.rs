@@ -37,7 +37,16 @@ impl Metrics {
             0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0,
             240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
         ]);
+        let restarted = registry.counters(
+            "kubelet_restarted_pods_total",
+            "Pods that were deleted and came again with the same UID.",
+            ["static"],
+        );
+        // As upstream, before there is any.
+        restarted.with(["true"]);
+        restarted.with([""]);
         Self {
+            restarted,
             work: registry.histograms(
                 "kubelet_pod_worker_duration_seconds",
                 "How long workers were busy with a pod at a stretch, in seconds, by the reason.",
@@ -103,11 +112,6 @@ impl Metrics {
                 "kubelet_started_containers_errors_total",
                 "Containers that could not be started, by their kind and the reason.",
                 ["container_type", "code"],
-            ),
-            restarted: registry.counters(
-                "kubelet_restarted_pods_total",
-                "Pods that were deleted and came again with the same UID.",
-                ["static"],
             ),
             orphans: registry.counter(
                 "kubelet_orphaned_runtime_pods_total",

@@ -5,7 +5,7 @@ use std::sync::Weak;
 use std::time::Instant;
 
 use longshore_metrics::{Buckets, Counter, Family, Histogram, Kind, Labels, Registry, Text};
-use longshore_topology::{CpuSet, Cpus, Refusal};
+use longshore_topology::{Allocator, CpuSet, Cpus, Refusal, cpu};
 
 use super::Shared;
 use crate::config::Config;
@@ -195,15 +195,17 @@ pub(super) fn share_cache(cpus: &CpuSet, machine: &Cpus) -> bool {
     caches.next().is_none_or(|first| caches.all(|other| other == first))
 }
 
-/// Has `registry` tell who has which CPUs, while there are managers.
+/// Has `registry` tell who has which CPUs: nobody, where there are no managers.
 pub(super) fn tell(registry: &Registry, shared: Weak<Shared>) {
     registry.collect(move |text| write(text, &shared));
 }
 
 fn write(text: &mut Text, shared: &Weak<Shared>) {
-    let Some(shared) = shared.upgrade() else { return };
-    let allocator = shared.allocator();
-    let Some(state) = allocator.cpu_state() else { return };
+    let shared = shared.upgrade();
+    let allocator = shared.as_ref().map(|shared| shared.allocator());
+    let allocator = allocator.as_deref();
+    let nothing = cpu::State::default();
+    let state = allocator.and_then(Allocator::cpu_state).unwrap_or(&nothing);
     let assigned = state.assignments.values().flat_map(|containers| containers.values());
     let exclusive: CpuSet = assigned.flat_map(CpuSet::iter).collect();
     let help = "CPUs that all containers without CPUs of their own share, in thousandths.";
@@ -211,7 +213,7 @@ fn write(text: &mut Text, shared: &Weak<Shared>) {
     gauge(text, "kubelet_cpu_manager_shared_pool_size_millicores", help, common);
     let help = "CPUs that containers have for themselves.";
     gauge(text, "kubelet_cpu_manager_exclusive_cpu_allocation_count", help, exclusive.len() as f64);
-    let Some(machine) = allocator.machine() else { return };
+    let Some(machine) = allocator.and_then(Allocator::machine) else { return };
     let node = |cpu: u32| machine.info(cpu).map(|info| info.numa);
     let nodes = machine.all();
     let mut counts: BTreeMap<u32, u32> =

@@ -17,7 +17,7 @@ mod setup;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -134,6 +134,7 @@ impl Managers {
         allocator.restore_cpu(cpu).map_err(|source| files.cpu_error(source))?;
         allocator.restore_memory(memory).map_err(|source| files.memory_error(source))?;
         if allocator.is_idle() {
+            metrics::tell(registry, Weak::new());
             return Ok(Self { shared: None, metrics });
         }
         if let Some(state) = allocator.cpu_state() {

@@ -7,6 +7,7 @@
 mod credentials;
 mod failures;
 mod name;
+mod pull;
 mod records;
 mod telling;
 
@@ -34,6 +35,7 @@ use crate::objects::Objects;
 use credentials::{Credential, SecretLogin};
 use failures::Failures;
 use name::Name;
+use pull::verdict;
 use records::{Access, Records};
 use telling::Telling;
 
@@ -55,6 +57,19 @@ pub(super) struct Wanted<'a> {
     pub policy: Option<&'a str>,
     /// The container that is to run it; `None` for a volume of the pod.
     pub container: Option<(ContainerKind, &'a str)>,
+}
+
+/// What was found out about an image that was wanted, so far.
+#[derive(Default)]
+struct Facts {
+    present: Option<bool>,
+    /// Whether it has to be pulled.
+    pull: Option<bool>,
+}
+
+/// The policy for an image that is wanted.
+fn policy<'a>(wanted: &Wanted<'a>) -> &'a str {
+    wanted.policy.unwrap_or("IfNotPresent")
 }
 
 /// How images are pulled.
@@ -124,6 +139,19 @@ impl Images {
         wanted: Wanted<'_>,
         sandbox_config: &v1::PodSandboxConfig,
     ) -> Result<Present, StartError> {
+        let mut facts = Facts::default();
+        let ensured = self.ensure_noting(pod, wanted, sandbox_config, &mut facts).await;
+        self.metrics.wanted_image(policy(&wanted), facts.present, facts.pull);
+        ensured
+    }
+
+    async fn ensure_noting(
+        &self,
+        pod: &Pod,
+        wanted: Wanted<'_>,
+        sandbox_config: &v1::PodSandboxConfig,
+        facts: &mut Facts,
+    ) -> Result<Present, StartError> {
         let Wanted { reference: asked, container, .. } = wanted;
         let telling = Telling { announcer: &self.announcer, pod, container };
         let name = Name::parse(asked).map_err(|error| {
@@ -141,17 +169,28 @@ impl Images {
                 format!("Container image {asked:?} is not present with pull policy of Never");
             telling.fails("ErrImageNeverPull", "ErrImageNeverPull", message)
         };
-        let policy = wanted.policy.unwrap_or("IfNotPresent");
+        let policy = policy(&wanted);
         let credentials = OnceCell::new();
         let credentials = async || {
             credentials.get_or_init(async || self.credentials(&telling, &name.source).await).await
         };
-        if policy != "Always"
-            && let Some(found) = self.inspect(&telling, &image).await?
-        {
+        let found = match policy {
+            "Always" => None,
+            _ => {
+                let found = self.inspect(&telling, &image).await?;
+                facts.present = Some(found.is_some());
+                found
+            }
+        };
+        if let Some(found) = found {
             self.recover().await;
             let logins = async || secret_logins(credentials().await);
-            if self.records.admits(asked, &found.id, logins).await {
+            let check = self.records.admits(asked, &found.id, logins).await;
+            if let Some(label) = check.label() {
+                self.metrics.checked_image(label);
+            }
+            if check.admits() {
+                facts.pull = Some(false);
                 let can =
                     if self.records.is_off() { "" } else { " and can be accessed by the pod" };
                 let message = format!("Container image {asked:?} already present on machine{can}");
@@ -160,8 +199,11 @@ impl Images {
             }
         }
         if policy == "Never" {
+            // One that is there would have to show that it could be pulled.
+            facts.pull = facts.present.filter(|present| *present);
             return Err(never());
         }
+        facts.pull = Some(true);
         let key = Failures::key(spec::uid(pod), asked);
         let waits = self.failures().wait(&key, Timestamp::now());
         if let Some((cause, until)) = waits {
@@ -219,51 +261,6 @@ impl Images {
         })
     }
 
-    /// Try each credential that fits the image; with none, try without. Gives what to run it by,
-    /// and the secret whose credential it was.
-    async fn pull(
-        &self,
-        image: &v1::ImageSpec,
-        credentials: &[Credential],
-        sandbox_config: &v1::PodSandboxConfig,
-    ) -> Result<(String, Option<SecretLogin>), String> {
-        let pull = async |auth| {
-            if !self.may_begin() {
-                return Err("pull QPS exceeded".to_owned());
-            }
-            let pulled = self.cri.pull_image(image.clone(), auth, Some(sandbox_config.clone()));
-            pulled.await.map_err(|error| match &error {
-                // A code that says nothing is not worth telling.
-                longshore_cri::Error::Status { code, message, .. } if *code as i32 == UNKNOWN => {
-                    message.clone()
-                }
-                _ => go_text(&error),
-            })
-        };
-        if credentials.is_empty() {
-            return Ok((pull(None).await?, None));
-        }
-        let mut errors: Vec<String> = Vec::new();
-        for credential in credentials {
-            match pull(Some(credential.login.config())).await {
-                Ok(reference) => return Ok((reference, credential.secret.clone())),
-                Err(error) if errors.contains(&error) => {}
-                Err(error) => errors.push(error),
-            }
-        }
-        match &mut errors[..] {
-            [only] => Err(std::mem::take(only)),
-            several => Err(format!("[{}]", several.join(", "))),
-        }
-    }
-
-    fn may_begin(&self) -> bool {
-        let take = |bucket: &Mutex<TokenBucket>| {
-            bucket.lock().unwrap_or_else(PoisonError::into_inner).try_take(Instant::now())
-        };
-        self.rate.as_ref().is_none_or(take)
-    }
-
     /// The credentials that fit an image. A pull secret that is not to be had is told of, and the
     /// pull tried without it.
     async fn credentials(&self, telling: &Telling<'_>, source: &str) -> Vec<Credential> {
@@ -315,9 +312,6 @@ impl Images {
     }
 }
 
-/// gRPC's code for what has none.
-const UNKNOWN: i32 = 2;
-
 /// The pod's annotations, as image calls carry them.
 pub(super) fn annotations(pod: &Pod) -> BTreeMap<String, String> {
     pod.metadata.annotations.clone().unwrap_or_default().into_iter().collect()
@@ -330,19 +324,6 @@ fn secret_logins(credentials: &[Credential]) -> Vec<SecretLogin> {
 fn present(image: v1::Image) -> Present {
     let uid = image.uid.map(|uid| uid.value);
     Present { reference: image.id, user: ImageUser { uid, name: image.username } }
-}
-
-/// Reason and message of a pull that failed, which runtimes tell by how their error begins.
-fn verdict(image: &str, error: String) -> (&'static str, String) {
-    for (reason, what) in [
-        ("RegistryUnavailable", "the registry is unavailable"),
-        ("SignatureValidationFailed", "the signature validation failed"),
-    ] {
-        if let Some(rest) = error.strip_prefix(reason) {
-            return (reason, format!("image pull failed for {image} because {what}{rest}"));
-        }
-    }
-    ("ErrImagePull", error)
 }
 
 /// A span in whole milliseconds, as Go writes it.

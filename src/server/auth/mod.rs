@@ -3,11 +3,12 @@
 
 mod cache;
 mod certified;
+mod metrics;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::State;
@@ -27,6 +28,7 @@ use tracing::warn;
 
 use self::cache::Cache;
 pub(super) use self::certified::Certified;
+pub(super) use self::metrics::Reviews;
 use super::Refusal;
 use super::audit::{Asked, Audit};
 use super::listen::Pace;
@@ -107,6 +109,7 @@ pub(super) struct Auth {
     leave_lives: (Duration, Duration),
     questions: Semaphore,
     audit: Arc<Audit>,
+    told: Reviews,
 }
 
 /// SHA-256 of a token.
@@ -122,6 +125,7 @@ impl Auth {
         config: &Config,
         client: Option<&Client>,
         audit: Arc<Audit>,
+        told: Reviews,
     ) -> Result<Self, NoApiserver> {
         let (authentication, authorization) =
             (&config.kubelet.authentication, &config.kubelet.authorization);
@@ -143,6 +147,7 @@ impl Auth {
             leave_lives: (lives.cache_authorized_ttl.get(), lives.cache_unauthorized_ttl.get()),
             questions: Semaphore::new(QUESTIONS),
             audit,
+            told,
         })
     }
 
@@ -174,7 +179,10 @@ impl Auth {
         if let Some(known) = self.token_cache.get(&digest) {
             return known;
         }
-        match review_token(client, token).await {
+        let began = Instant::now();
+        let answer = review_token(client, token).await;
+        self.told.token(began, &answer);
+        match answer {
             Ok(user) => {
                 self.token_cache.insert(digest, user.clone(), self.token_life);
                 user
@@ -244,8 +252,10 @@ impl Auth {
             },
             ..SubjectAccessReview::default()
         };
-        let answer = Api::all(client.clone()).create(&PostParams::default(), &review).await?;
-        Ok(answer.status.is_some_and(|status| status.allowed && status.denied != Some(true)))
+        let began = Instant::now();
+        let answer = Api::all(client.clone()).create(&PostParams::default(), &review).await;
+        self.told.leave(began, &answer);
+        Ok(answer?.status.is_some_and(|status| status.allowed && status.denied != Some(true)))
     }
 }
 

@@ -53,6 +53,35 @@ impl Verification {
     }
 }
 
+/// Whether a pod may use an image that is there, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Check {
+    /// Nobody asks.
+    Off,
+    /// Such images are everybody's.
+    ByPolicy,
+    /// It, or anybody, could pull it before.
+    ByRecord,
+    /// It may not, before it has pulled it.
+    Refused,
+}
+
+impl Check {
+    pub(super) fn admits(self) -> bool {
+        self != Self::Refused
+    }
+
+    /// What upstream counts it under; `None`: it does not.
+    pub(super) fn label(self) -> Option<&'static str> {
+        match self {
+            Self::Off => None,
+            Self::ByPolicy => Some("credentialPolicyAllowed"),
+            Self::ByRecord => Some("credentialRecordFound"),
+            Self::Refused => Some("mustAuthenticate"),
+        }
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Intent {
@@ -112,11 +141,11 @@ impl Records {
         image: &str,
         image_ref: &str,
         logins: impl AsyncFnOnce() -> Vec<SecretLogin>,
-    ) -> bool {
+    ) -> Check {
         let record = {
             let under_way = self.lock();
             if self.is_off() {
-                return true;
+                return Check::Off;
             }
             let record = self.pulled_record(image_ref);
             let intended = || match read::<Intent>(&self.pulling, image) {
@@ -125,22 +154,22 @@ impl Records {
             };
             let pulled = record.is_some() || under_way.contains_key(image) || intended();
             if !self.verification.asks(image, pulled) {
-                return true;
+                return Check::ByPolicy;
             }
             record
         };
-        let Ok(name) = Name::parse(image) else { return false };
+        let Ok(name) = Name::parse(image) else { return Check::Refused };
         let access =
             record.and_then(|mut record| record.credential_mapping.remove(name.repository));
-        let Some(access) = access else { return false };
+        let Some(access) = access else { return Check::Refused };
         let logins = if access.node_pods_accessible { Vec::new() } else { logins().await };
         match access.admits(&logins) {
-            None => false,
+            None => Check::Refused,
             Some(news) => {
                 if let Some(login) = news {
                     self.remember(image, image_ref, Some(Access::of(Some(login.clone()))));
                 }
-                true
+                Check::ByRecord
             }
         }
     }

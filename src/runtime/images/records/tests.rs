@@ -14,7 +14,7 @@ fn login(name: &str, hash: &str) -> SecretLogin {
 }
 
 async fn admits(records: &Records, logins: &[SecretLogin]) -> bool {
-    records.admits(IMAGE, REF, async || logins.to_vec()).await
+    records.admits(IMAGE, REF, async || logins.to_vec()).await.admits()
 }
 
 #[tokio::test]
