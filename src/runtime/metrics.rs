@@ -153,7 +153,12 @@ impl Metrics {
             Some(true) => "true",
             Some(false) => "false",
         };
-        self.images.with([&policy.to_lowercase(), word(present), word(pull)]).inc();
+        let policy = match policy {
+            "Always" => "always",
+            "Never" => "never",
+            _ => "ifnotpresent",
+        };
+        self.images.with([policy, word(present), word(pull)]).inc();
     }
 
     /// It was found out whether a pod may use an image that is there.
