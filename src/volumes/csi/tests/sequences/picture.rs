@@ -112,7 +112,8 @@ fn found(node: &Node) -> Vec<String> {
 
 /// Files, and directories without any but those that stay where drivers have been.
 fn walk(dir: &Path, mounts: &[PathBuf], say: &mut impl FnMut(&str, &Path)) {
-    let of_driver = [DRIVER, "volumeDevices/staging", "volumeDevices/publish"];
+    // The second is alone where a set-up was broken off before it made the others.
+    let of_driver = [DRIVER, "volumeDevices", "volumeDevices/staging", "volumeDevices/publish"];
     let of_driver = of_driver.map(|name| Path::new("plugins/kubernetes.io/csi").join(name));
     let stays = dir.ends_with("pods") || of_driver.iter().any(|stays| dir.ends_with(stays));
     let entries: Vec<_> = fs::read_dir(dir).into_iter().flatten().flatten().collect();
