@@ -1,0 +1,1 @@
+//! How many bytes of request bodies a server holds, as a whole and for one user.

@@ -1,0 +1,46 @@
+//! Points in time that are computed from numbers of others. `Instant + Duration` panics when the sum
+//! cannot be represented; a lint refuses it (`clippy::arithmetic_side_effects`), and these take its
+//! place.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The longest time that anything is waited for: about 30 years, as tokio's own timers have it.
+/// A deadline further away than this is never reached.
+pub const FOREVER: Duration = Duration::from_secs(86_400 * 365 * 30);
+
+/// The moment `wait` after now, at most [`FOREVER`] away.
+#[must_use]
+pub fn after(wait: Duration) -> Instant {
+    later(Instant::now(), wait)
+}
+
+/// The moment `wait` after `start`, at most [`FOREVER`] after it.
+#[must_use]
+pub fn later(start: Instant, wait: Duration) -> Instant {
+    start.checked_add(wait.min(FOREVER)).unwrap_or(start)
+}
+
+/// A number of seconds from outside as a duration: negative ones count as none, and no duration is
+/// longer than [`FOREVER`].
+#[must_use]
+pub fn seconds(count: i64) -> Duration {
+    u64::try_from(count).map_or(Duration::ZERO, |count| Duration::from_secs(count).min(FOREVER))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_wait_overflows() {
+        for wait in [Duration::ZERO, Duration::from_secs(1), Duration::MAX, FOREVER] {
+            assert!(after(wait) <= later(Instant::now(), FOREVER));
+        }
+        assert_eq!(seconds(i64::MIN), Duration::ZERO);
+        assert_eq!(seconds(-1), Duration::ZERO);
+        assert_eq!(seconds(30), Duration::from_secs(30));
+        assert_eq!(seconds(i64::MAX), FOREVER);
+    }
+}
