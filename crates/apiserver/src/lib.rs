@@ -30,6 +30,7 @@ pub mod table;
 mod tasks;
 mod tokens;
 mod volumes;
+mod work;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -44,6 +45,7 @@ pub use auth::AuthenticationConfig;
 pub use authz::Mode;
 pub use cidr::{Cidr, CidrError};
 pub use gates::FeatureGates;
+pub use longshore_base::connections::Limits as ConnectionLimits;
 pub use tokens::TokenConfig;
 
 use crate::auth::Authenticator;
@@ -96,6 +98,26 @@ pub struct Config {
     pub delete_host_paths: bool,
     /// What is there only when it is asked for.
     pub gates: FeatureGates,
+    /// How many requests may be under way.
+    pub requests: RequestLimits,
+    /// How many connections may be open.
+    pub connections: ConnectionLimits,
+}
+
+/// How many requests may be under way, without those that last, such as watches. Zero is no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestLimits {
+    /// That change nothing.
+    pub reading: u32,
+    /// That change something.
+    pub mutating: u32,
+}
+
+impl Default for RequestLimits {
+    /// Upstream's.
+    fn default() -> Self {
+        RequestLimits { reading: 400, mutating: 200 }
+    }
 }
 
 /// Why an apiserver did not start.
@@ -123,6 +145,7 @@ pub struct Server {
     address: SocketAddr,
     tls: Arc<Tls>,
     router: Arc<Router>,
+    connections: ConnectionLimits,
     api: Arc<Api>,
     pki: Pki,
     signing: certificates::Settings,
@@ -188,13 +211,20 @@ impl Server {
         let kubelet =
             KubeletClient::new(&kubelet_client, config.kubelet_ca.as_deref(), advertised)?;
         let authenticator = Authenticator::new(&config.authentication, api.clone())?;
-        let router = Router::new(api.clone(), authenticator, kubelet, config.gates, stop.clone());
-        let router = Arc::new(router);
+        let router = Arc::new(Router::new(
+            api.clone(),
+            authenticator,
+            kubelet,
+            config.gates,
+            config.requests,
+            stop.clone(),
+        ));
         Ok(Server {
             listener,
             address,
             tls,
             router,
+            connections: config.connections,
             api,
             pki,
             signing: certificates::Settings {
@@ -228,7 +258,7 @@ impl Server {
                 stop.cancelled().await;
                 parts.cancel();
             },
-            server::serve(self.listener, self.tls, self.router, parts.clone()),
+            server::serve(self.listener, self.tls, self.router, self.connections, parts.clone()),
             self.api.authorizer.run(&self.api.registry, parts.clone()),
             authz::aggregate(&self.api, parts.clone()),
             certificates::run(&self.api, &self.pki, self.signing, parts.clone()),

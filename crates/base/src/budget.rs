@@ -1,1 +1,276 @@
-//! How many bytes of request bodies a server holds, as a whole and for one user.
+//! What a server has a bounded amount of, such as bytes, requests or connections, and how much of it
+//! one caller may hold.
+//!
+//! A caller may hold as much as is free: half of everything when it is alone, a third when there are
+//! two, and so on. So a caller that takes all it can get leaves room for the next one, and a limit
+//! per caller need not be configured (the dynamic threshold of Choudhury and Hahne, 1998). A part is
+//! reserved for the callers that keep a cluster running.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::time::later;
+
+/// Which part of a budget a caller may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Priority {
+    /// Everything but what is reserved.
+    Ordinary,
+    /// Everything: nodes, administrators and the cluster's own controllers.
+    System,
+}
+
+/// Who holds a share: a user, by name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    name: Arc<str>,
+    priority: Priority,
+}
+
+impl Holder {
+    /// The holder of this name.
+    pub fn new(name: &str, priority: Priority) -> Self {
+        Self { name: name.into(), priority }
+    }
+
+    /// Which part of a budget it may use.
+    #[must_use]
+    pub fn priority(&self) -> Priority {
+        self.priority
+    }
+}
+
+/// A bounded amount of something.
+#[derive(Debug)]
+pub struct Budget {
+    ordinary: u64,
+    reserved: u64,
+    used: Mutex<Used>,
+}
+
+#[derive(Debug, Default)]
+struct Used {
+    ordinary: u64,
+    system: u64,
+    holders: HashMap<Arc<str>, u64>,
+}
+
+impl Budget {
+    /// `ordinary` for everybody, and `reserved` more for [`Priority::System`].
+    #[must_use]
+    pub fn new(ordinary: u64, reserved: u64) -> Arc<Self> {
+        Arc::new(Self { ordinary, reserved, used: Mutex::default() })
+    }
+
+    /// A share of this amount; `None` when there is too little left for this holder.
+    pub fn take(self: &Arc<Self>, holder: &Holder, amount: u64) -> Option<Share> {
+        let mut share = Share { budget: Arc::clone(self), holder: holder.clone(), amount: 0 };
+        share.grow(amount).then_some(share)
+    }
+
+    fn used(&self) -> MutexGuard<'_, Used> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How much is free for holders of this priority.
+    fn free(&self, used: &Used, priority: Priority) -> u64 {
+        let taken = used.ordinary.saturating_add(used.system);
+        let free = self.ordinary.saturating_add(self.reserved).saturating_sub(taken);
+        match priority {
+            Priority::System => free,
+            Priority::Ordinary => free.min(self.ordinary.saturating_sub(used.ordinary)),
+        }
+    }
+}
+
+impl Used {
+    fn of(&mut self, priority: Priority) -> &mut u64 {
+        match priority {
+            Priority::Ordinary => &mut self.ordinary,
+            Priority::System => &mut self.system,
+        }
+    }
+}
+
+/// A part of a budget that a holder has; given back when it is dropped.
+#[derive(Debug)]
+pub struct Share {
+    budget: Arc<Budget>,
+    holder: Holder,
+    amount: u64,
+}
+
+impl Share {
+    /// How much it is.
+    #[must_use]
+    pub fn amount(&self) -> u64 {
+        self.amount
+    }
+
+    /// Takes more. `false`, and nothing taken, when there is too little left for the holder.
+    #[must_use]
+    pub fn grow(&mut self, more: u64) -> bool {
+        let mut used = self.budget.used();
+        let held = used.holders.get(&self.holder.name).copied().unwrap_or(0);
+        if held.saturating_add(more) > self.budget.free(&used, self.holder.priority) {
+            return false;
+        }
+        *used.of(self.holder.priority) += more;
+        match used.holders.get_mut(&self.holder.name) {
+            Some(held) => *held += more,
+            None if more > 0 => drop(used.holders.insert(Arc::clone(&self.holder.name), more)),
+            None => {}
+        }
+        drop(used);
+        self.amount += more;
+        true
+    }
+
+    /// Gives some of it back, at most all.
+    pub fn shrink(&mut self, less: u64) {
+        let less = less.min(self.amount);
+        self.amount -= less;
+        let mut used = self.budget.used();
+        *used.of(self.holder.priority) -= less;
+        if let Some(held) = used.holders.get_mut(&self.holder.name) {
+            *held -= less;
+            if *held == 0 {
+                used.holders.remove(&self.holder.name);
+            }
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.shrink(self.amount);
+    }
+}
+
+/// How fast a peer has to send.
+#[derive(Debug, Clone, Copy)]
+pub struct LeastRate {
+    /// How long it may take before the rate counts.
+    pub grace: Duration,
+    /// Bytes per second from then on; not zero.
+    pub bytes_per_second: u64,
+    /// How long all of it may take, whatever the rate.
+    pub longest: Duration,
+}
+
+impl LeastRate {
+    /// When more than `received` bytes must be there of what began to be sent at `start`.
+    #[must_use]
+    pub fn deadline(&self, start: Instant, received: u64) -> Instant {
+        let paid = Duration::from_secs(received / self.bytes_per_second.max(1));
+        later(start, self.grace.saturating_add(paid).min(self.longest))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn user(name: &str) -> Holder {
+        Holder::new(name, Priority::Ordinary)
+    }
+
+    fn node(name: &str) -> Holder {
+        Holder::new(name, Priority::System)
+    }
+
+    /// Takes single units until no more are given.
+    fn exhaust(budget: &Arc<Budget>, holder: &Holder) -> Vec<Share> {
+        std::iter::from_fn(|| budget.take(holder, 1)).collect()
+    }
+
+    #[test]
+    fn a_greedy_holder_leaves_room_for_the_next() {
+        let budget = Budget::new(100, 0);
+        let first = exhaust(&budget, &user("a"));
+        assert_eq!(first.len(), 50);
+        let second = exhaust(&budget, &user("b"));
+        assert_eq!(second.len(), 25);
+        assert!(budget.take(&user("c"), 1).is_some());
+        drop(first);
+        assert_eq!(exhaust(&budget, &user("b")).len(), 25, "what is given back is free again");
+    }
+
+    #[test]
+    fn what_is_reserved_is_not_for_everybody() {
+        let budget = Budget::new(100, 20);
+        let crowd: Vec<_> =
+            (0..200).flat_map(|i| exhaust(&budget, &user(&i.to_string()))).collect();
+        assert_eq!(crowd.len(), 100);
+        let nodes = exhaust(&budget, &node("n1"));
+        assert_eq!(nodes.len(), 10);
+        assert!(budget.take(&node("n2"), 1).is_some());
+        drop((crowd, nodes));
+        assert!(budget.used().holders.is_empty());
+        assert_eq!(exhaust(&budget, &node("n1")).len(), 60, "the reserve and the rest");
+    }
+
+    #[test]
+    fn shares_grow_and_shrink() {
+        let budget = Budget::new(100, 0);
+        let mut share = budget.take(&user("a"), 0).unwrap();
+        assert!(share.grow(40) && !share.grow(40) && share.grow(10));
+        assert_eq!(share.amount(), 50);
+        assert!(!share.grow(u64::MAX), "no amount overflows");
+        share.shrink(45);
+        assert_eq!((share.amount(), budget.used().ordinary), (5, 5));
+        share.shrink(u64::MAX);
+        assert_eq!((share.amount(), budget.used().ordinary), (0, 0));
+        assert!(budget.used().holders.is_empty(), "nobody is remembered for nothing");
+    }
+
+    #[test]
+    fn a_rate_is_demanded_after_the_grace() {
+        let rate = LeastRate {
+            grace: Duration::from_secs(10),
+            bytes_per_second: 1000,
+            longest: Duration::from_secs(60),
+        };
+        let start = Instant::now();
+        for (received, seconds) in
+            [(0, 10), (999, 10), (1000, 11), (20_000, 30), (1_000_000, 60), (u64::MAX, 60)]
+        {
+            let deadline = rate.deadline(start, received);
+            assert_eq!(deadline - start, Duration::from_secs(seconds), "{received}");
+        }
+    }
+
+    proptest! {
+        /// Whatever is taken and given back in whatever order, the sums are right and in bounds.
+        #[test]
+        fn sums_hold(steps in proptest::collection::vec((0usize..6, 0u64..60, any::<bool>()), 0..60)) {
+            let budget = Budget::new(100, 30);
+            let mut shares: Vec<Share> = Vec::new();
+            for (who, amount, gives_back) in steps {
+                if gives_back && !shares.is_empty() {
+                    let chosen = who % shares.len();
+                    shares[chosen].shrink(amount);
+                    if amount % 2 == 0 {
+                        shares.swap_remove(chosen);
+                    }
+                } else {
+                    let priority = [Priority::Ordinary, Priority::System][who % 2];
+                    shares.extend(budget.take(&Holder::new(&who.to_string(), priority), amount));
+                }
+                let sum: u64 = shares.iter().map(Share::amount).sum();
+                let used = budget.used();
+                prop_assert_eq!(used.ordinary + used.system, sum);
+                prop_assert_eq!(used.holders.values().sum::<u64>(), sum);
+                prop_assert!(used.ordinary <= 100 && sum <= 130);
+            }
+            drop(shares);
+            prop_assert!(budget.used().holders.is_empty());
+        }
+    }
+}

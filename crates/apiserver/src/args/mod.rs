@@ -11,7 +11,7 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 pub use authentication::AuthenticationArgs;
 
 use crate::pki::Identity;
-use crate::{Cidr, FeatureGates, Mode};
+use crate::{Cidr, ConnectionLimits, FeatureGates, Mode, RequestLimits};
 
 /// How often old revisions are forgotten.
 const COMPACTION_INTERVAL: Duration = Duration::from_secs(300);
@@ -135,6 +135,12 @@ pub struct ServeArgs {
     /// How long events are kept, such as 1h0m0s
     #[arg(long, value_name = "DURATION", default_value = "1h0m0s", value_parser = duration)]
     pub event_ttl: Duration,
+    /// The most requests under way that change nothing; 0 is no limit
+    #[arg(long, value_name = "COUNT", default_value_t = RequestLimits::default().reading)]
+    pub max_requests_inflight: u32,
+    /// The most requests under way that change something; 0 is no limit
+    #[arg(long, value_name = "COUNT", default_value_t = RequestLimits::default().mutating)]
+    pub max_mutating_requests_inflight: u32,
     /// Write a kubeconfig kubelet-NAME.conf for this node into --cert-dir; may be repeated
     #[arg(long, value_name = "NAME")]
     pub node_name: Vec<String>,
@@ -212,6 +218,11 @@ impl ServeArgs {
             bind_volumes: self.bind_volumes,
             delete_host_paths: self.delete_host_paths,
             gates: self.feature_gates,
+            requests: RequestLimits {
+                reading: self.max_requests_inflight,
+                mutating: self.max_mutating_requests_inflight,
+            },
+            connections: ConnectionLimits::for_open_files(raise_open_files()),
         })
     }
 
@@ -231,6 +242,18 @@ impl ServeArgs {
             4..=5 => "info,longshore_apiserver=debug,longshore_store=debug",
             _ => "debug",
         }
+    }
+}
+
+/// Raises the limit on open files as far as this process may, as Go's runtime does, and returns it.
+fn raise_open_files() -> u64 {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // Without a limit there is nothing to raise; where it cannot be raised, it stays.
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => raised.current.unwrap_or(u64::MAX),
+        Err(_) => limit.current.unwrap_or(u64::MAX),
     }
 }
 

@@ -1,8 +1,10 @@
 //! From a request to its answer: understand it, know the caller, ask whether he may, and hand it
 //! to the room for its verb.
 
+mod body;
 mod connect;
 mod impersonation;
+mod limits;
 mod lists;
 mod logs;
 mod metrics;
@@ -21,39 +23,30 @@ mod writes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
-use http_body_util::{BodyExt, Limited};
-use hyper::body::{Body as _, Incoming};
+use hyper::body::Incoming;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Request, header};
-use longshore_tls::Verdict;
-use serde_json::Value;
-use tokio::sync::Semaphore;
+use longshore_base::budget::Holder;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use self::body::drain;
+use self::limits::Limits;
 use self::metrics::Metrics;
 use self::request::{RequestLine, ResourcePath};
 use self::respond::{Answer, Result, View};
 use crate::auth::{Authenticator, User};
 use crate::authz::{self, Access, ResourceTarget, Target};
-use crate::facts::{self, Gvk, Resource};
+use crate::RequestLimits;
+use crate::facts::{self, Resource};
 use crate::gates::FeatureGates;
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
-use crate::schema::{self, FieldValidation};
+use crate::server::Peer;
 use crate::status::StatusError;
 use crate::table::IncludeObject;
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// What is read of the body of a request that is refused, in bytes and time.
-const MOST_DRAINED: usize = 64 << 10;
-const DRAIN_TIME: Duration = Duration::from_millis(500);
-const MAX_BODY: usize = 3 << 20;
-/// How much of a body that is too large is read, and forgotten, so that its sender gets to read the answer.
-const MAX_DISCARDED: usize = 4 * MAX_BODY;
-/// All bodies that are being read or worked on together; a JSON value takes several times as much.
-const BODY_BUDGET_KIB: usize = 16 << 10;
 
 /// Answers requests.
 pub(crate) struct Router {
@@ -63,12 +56,14 @@ pub(crate) struct Router {
     gates: FeatureGates,
     metrics: Metrics,
     stop: CancellationToken,
-    body_budget: Arc<Semaphore>,
+    limits: Limits,
 }
 
 /// A request whose caller is known and allowed.
 struct Call<'a> {
     user: &'a User,
+    /// The user as a holder of what is limited.
+    holder: Holder,
     verb: &'static str,
     line: &'a RequestLine,
     path: &'a ResourcePath,
@@ -85,6 +80,7 @@ impl Router {
         authenticator: Authenticator,
         kubelet: KubeletClient,
         gates: FeatureGates,
+        requests: RequestLimits,
         stop: CancellationToken,
     ) -> Router {
         Router {
@@ -94,12 +90,12 @@ impl Router {
             gates,
             metrics: Metrics::default(),
             stop,
-            body_budget: Arc::new(Semaphore::new(BODY_BUDGET_KIB)),
+            limits: Limits::new(requests),
         }
     }
 
     /// Every request gets an answer; a refusal is a `Status` object.
-    pub(crate) async fn handle(&self, peer: &Verdict, request: Request<Incoming>) -> Answer {
+    pub(crate) async fn handle(&self, peer: &Peer, request: Request<Incoming>) -> Answer {
         let began = Instant::now();
         let (method, uri) = (request.method().clone(), request.uri().clone());
         let line = RequestLine::parse(&method, &uri);
@@ -117,41 +113,53 @@ impl Router {
 
     async fn answer(
         &self,
-        peer: &Verdict,
+        peer: &Peer,
         line: &RequestLine,
         mut request: Request<Incoming>,
     ) -> Result {
-        let user = match self.admit(peer, line, request.headers_mut()).await {
-            Ok(user) => user,
+        let (user, holder) = match self.admit(peer, line, request.headers_mut()).await {
+            Ok(caller) => caller,
             Err(error) => {
                 drain(request.into_body()).await;
                 return Err(error);
             }
         };
-        let Some(path) = &line.resource else {
-            return timeout(REQUEST_TIMEOUT, self.system(line, request.headers()))
-                .await
-                .map_err(|_| too_long())?;
-        };
-        let resource = facts::lookup(&path.group, &path.version, &path.resource)
-            .ok_or_else(StatusError::no_such_path)?;
+        let place = self.limits.admit(&holder, line)?;
         let (head, body) = request.into_parts();
-        let call =
-            Call { user: &user, verb: line.verb, line, path, resource, head, body: Some(body) };
-        timeout(REQUEST_TIMEOUT, self.dispatch(call)).await.map_err(|_| too_long())?
+        let answer = match &line.resource {
+            None => timeout(REQUEST_TIMEOUT, self.system(line, &head.headers)).await,
+            Some(path) => {
+                let resource = facts::lookup(&path.group, &path.version, &path.resource)
+                    .ok_or_else(StatusError::no_such_path)?;
+                let (holder, body) = (holder.clone(), Some(body));
+                let call =
+                    Call { user: &user, holder, verb: line.verb, line, path, resource, head, body };
+                timeout(REQUEST_TIMEOUT, self.dispatch(call)).await
+            }
+        };
+        let mut answer = self.limits.count(&holder, line.verb, answer.map_err(|_| too_long())??)?;
+        answer.body_mut().hold(Some(place));
+        Ok(answer)
     }
 
-    /// Who asks, and may.
+    /// Who asks, and may. The connection is authorized with the request.
     async fn admit(
         &self,
-        peer: &Verdict,
+        peer: &Peer,
         line: &RequestLine,
         headers: &mut HeaderMap,
-    ) -> Result<User> {
-        let caller = self.authenticator.caller(peer, headers).await?;
-        let user = self.effective(caller, headers).await?;
+    ) -> Result<(User, Holder)> {
+        let caller = self.authenticator.caller(&peer.verdict, headers).await;
+        if caller.as_ref().map_or_else(|error| error.code == 401, User::is_anonymous) {
+            peer.unauthenticated();
+        }
+        let user = self.effective(caller?, headers).await?;
         self.authorize(&user, line.verb, line).await?;
-        Ok(user)
+        let holder = limits::holder(&user);
+        if !user.is_anonymous() && !peer.authorize(&holder) {
+            return Err(limits::too_many());
+        }
+        Ok((user, holder))
     }
 
     async fn authorize(&self, user: &User, verb: &str, line: &RequestLine) -> Result<()> {
@@ -284,63 +292,4 @@ impl Call<'_> {
             include: IncludeObject::parse(self.line.query.get("includeObject"))?,
         })
     }
-}
-
-/// A body, and the share of all bodies' memory that it holds until it is dropped.
-struct BodyText {
-    bytes: Bytes,
-    content_type: Option<String>,
-    _share: tokio::sync::OwnedSemaphorePermit,
-}
-
-impl BodyText {
-    /// The object of this kind that the body is, and warnings for the client.
-    fn read(&self, gvk: Gvk, validation: FieldValidation) -> Result<(Value, Vec<String>)> {
-        schema::read(gvk, &self.bytes, self.content_type.as_deref(), validation)
-    }
-}
-
-impl Router {
-    /// Reads a request's body within its bounds.
-    async fn read_body(&self, headers: &HeaderMap, mut body: Incoming) -> Result<BodyText> {
-        let expected = body.size_hint();
-        let most = expected.upper().map_or(MAX_BODY, |bytes| bytes.min(MAX_BODY as u64) as usize);
-        let share = self
-            .body_budget
-            .clone()
-            .acquire_many_owned((most / 1024 + 1) as u32)
-            .await
-            .map_err(StatusError::internal)?;
-        let mut text = BytesMut::new();
-        let mut read = 0;
-        let mut is_too_large = expected.lower() > MAX_BODY as u64;
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| {
-                StatusError::bad_request(format!("the body could not be read: {error}"))
-            })?;
-            let data = frame.into_data().unwrap_or_default();
-            read += data.len();
-            is_too_large |= read > MAX_BODY;
-            match is_too_large {
-                false => text.extend_from_slice(&data),
-                true if read > MAX_DISCARDED => break,
-                true => text = BytesMut::new(),
-            }
-        }
-        if is_too_large {
-            return Err(StatusError::too_large(format!("limit is {MAX_BODY}")));
-        }
-        let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        Ok(BodyText {
-            bytes: text.freeze(),
-            content_type: content_type.map(str::to_owned),
-            _share: share,
-        })
-    }
-}
-
-/// Reads what somebody who is refused still sends, if it is little and comes soon: a stream that is
-/// answered before it has ended is reset, and there are clients that lose the answer then.
-async fn drain(body: Incoming) {
-    let _ = timeout(DRAIN_TIME, Limited::new(body, MOST_DRAINED).collect()).await;
 }

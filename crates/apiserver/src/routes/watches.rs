@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::stream;
+use longshore_base::time::after;
 use serde_json::Value;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -61,11 +62,11 @@ impl Router {
             has_headers: false,
             changes: None,
             bookmarks: query.flag("allowWatchBookmarks").then(|| {
-                let mut ticks = interval_at(Instant::now() + BOOKMARKS, BOOKMARKS);
+                let mut ticks = interval_at(after(BOOKMARKS), BOOKMARKS);
                 ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
                 ticks
             }),
-            deadline: Instant::now() + timeout,
+            deadline: after(timeout),
             stop: self.stop.clone(),
         };
         // A version that is given is where the client's knowledge ends, unless it asks for all from the start.

@@ -4,7 +4,8 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 
 use super::respond::{self, Answer, Result};
-use super::{BodyText, Call, Router, lists};
+use super::body::BodyText;
+use super::{Call, Router, lists};
 use crate::facts::{Gvk, Subresource};
 use crate::object;
 use crate::operations::{Change, DeleteOptions, UpdateRequest, scale};
@@ -152,7 +153,7 @@ impl Router {
     pub(super) async fn body(&self, call: &mut Call<'_>) -> Result<BodyText> {
         let body =
             call.body.take().ok_or_else(|| StatusError::internal("the body was read twice"))?;
-        self.read_body(&call.head.headers, body).await
+        self.limits.read(&call.holder, &call.head.headers, body).await
     }
 
     /// Options come in the body or, without one, in the query.

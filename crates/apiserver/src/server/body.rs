@@ -1,43 +1,85 @@
-//! The body of an answer: text that is there, or a stream of it.
+//! The body of an answer: text that is there, or a stream of it, and what it holds until it is sent.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::Stream;
 use hyper::body::{Frame, SizeHint};
+use longshore_base::budget::Share;
+
+use crate::work::LARGE;
 
 /// Why a stream broke off.
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
+/// Text is handed on in parts of this size, which is that of a frame of HTTP/2: the rest is counted
+/// as ours, and not lost in the buffers of a connection whose client reads nothing.
+const PART: usize = 16 << 10;
+/// How long a client may leave a large answer untouched.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
+
 enum Content {
-    Whole(Option<Bytes>),
+    Whole(Bytes),
     Stream(Pin<Box<dyn Stream<Item = Result<Bytes, BoxError>> + Send>>),
 }
 
 /// An answer's body. While it exists, its connection is in use.
 pub(crate) struct Body {
     content: Content,
-    _activity: Option<Arc<()>>,
+    memory: Option<Arc<Memory>>,
+    /// What is given back when the answer is sent.
+    _held: (Option<Share>, Option<Arc<()>>),
 }
 
 impl Body {
     pub(crate) fn stream(
         stream: impl Stream<Item = Result<Bytes, BoxError>> + Send + 'static,
     ) -> Body {
-        Body { content: Content::Stream(Box::pin(stream)), _activity: None }
+        Content::Stream(Box::pin(stream)).into()
+    }
+
+    /// The length of a body that is there as a whole.
+    pub(crate) fn len(&self) -> usize {
+        match &self.content {
+            Content::Whole(text) => text.len(),
+            Content::Stream(_) => 0,
+        }
+    }
+
+    /// The same body, which is part of the bytes that `memory` counts.
+    pub(crate) fn with_memory(mut self, memory: Arc<Memory>) -> Body {
+        self.memory = Some(memory);
+        self
+    }
+
+    pub(crate) fn memory(&self) -> Option<&Arc<Memory>> {
+        self.memory.as_ref()
+    }
+
+    /// Holds the place of its request among those being answered.
+    pub(crate) fn hold(&mut self, request: Option<Share>) {
+        self._held.0 = request;
     }
 
     pub(super) fn holding(mut self, activity: Arc<()>) -> Body {
-        self._activity = Some(activity);
+        self._held.1 = Some(activity);
         self
+    }
+}
+
+impl From<Content> for Body {
+    fn from(content: Content) -> Body {
+        Body { content, memory: None, _held: (None, None) }
     }
 }
 
 impl<T: Into<Bytes>> From<T> for Body {
     fn from(text: T) -> Body {
-        Body { content: Content::Whole(Some(text.into())), _activity: None }
+        Content::Whole(text.into()).into()
     }
 }
 
@@ -49,25 +91,101 @@ impl hyper::body::Body for Body {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match &mut self.content {
-            Content::Whole(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
+        let next = match &mut self.content {
+            Content::Whole(text) if text.is_empty() => Poll::Ready(None),
+            Content::Whole(text) => {
+                let part = text.split_to(text.len().min(PART));
+                Poll::Ready(Some(Ok(Frame::data(part))))
+            }
             Content::Stream(stream) => stream
                 .as_mut()
                 .poll_next(context)
                 .map(|next| next.map(|text| text.map(Frame::data))),
+        };
+        if let Some(memory) = &self.memory {
+            memory.note(next.is_ready());
         }
+        next
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self.content, Content::Whole(None))
+        matches!(&self.content, Content::Whole(text) if text.is_empty())
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.content {
-            Content::Whole(text) => {
-                SizeHint::with_exact(text.as_ref().map_or(0, Bytes::len) as u64)
-            }
+            Content::Whole(text) => SizeHint::with_exact(text.len() as u64),
             Content::Stream(_) => SizeHint::default(),
         }
+    }
+}
+
+/// The memory that an answer takes until its client has taken the answer.
+pub(crate) struct Memory {
+    share: Mutex<Share>,
+    began: Instant,
+    /// Since when the client has had something to take, in milliseconds after `began`;
+    /// [`Memory::NOTHING`] when it is for us to make more.
+    waits_since: AtomicU64,
+}
+
+impl Memory {
+    const NOTHING: u64 = u64::MAX;
+
+    pub(crate) fn new(share: Share) -> Arc<Memory> {
+        let waits_since = AtomicU64::new(Self::NOTHING);
+        Arc::new(Memory { share: Mutex::new(share), began: Instant::now(), waits_since })
+    }
+
+    /// Counts more; `false` when there is too little left.
+    #[must_use]
+    pub(crate) fn grow(&self, bytes: usize) -> bool {
+        self.share().grow(bytes as u64)
+    }
+
+    pub(crate) fn shrink(&self, bytes: usize) {
+        self.share().shrink(bytes as u64);
+    }
+
+    /// Something was asked of the body, and was there or not.
+    fn note(&self, is_there: bool) {
+        let now = self.began.elapsed().as_millis().try_into().unwrap_or(Self::NOTHING);
+        self.waits_since.store(if is_there { now } else { Self::NOTHING }, Ordering::Relaxed);
+    }
+
+    /// Whether much of an answer lies about because its client does not take it.
+    fn is_stalled(&self) -> bool {
+        let waited = match self.waits_since.load(Ordering::Relaxed) {
+            Self::NOTHING => Duration::ZERO,
+            since => self.began.elapsed().saturating_sub(Duration::from_millis(since)),
+        };
+        waited >= STALL_TIMEOUT && self.share().amount() >= LARGE as u64
+    }
+
+    fn share(&self) -> MutexGuard<'_, Share> {
+        self.share.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The large answers that are being sent on a connection.
+#[derive(Default)]
+pub(super) struct LargeAnswers(Mutex<Vec<Weak<Memory>>>);
+
+impl LargeAnswers {
+    pub(super) fn add(&self, body: &Body) {
+        if let Some(memory) = body.memory() {
+            self.answers().push(Arc::downgrade(memory));
+        }
+    }
+
+    /// Whether the client leaves one of them lying. Such a connection is closed.
+    pub(super) fn are_stalled(&self) -> bool {
+        let mut answers = self.answers();
+        answers.retain(|memory| memory.strong_count() > 0);
+        answers.iter().filter_map(Weak::upgrade).any(|memory| memory.is_stalled())
+    }
+
+    fn answers(&self) -> MutexGuard<'_, Vec<Weak<Memory>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -5,29 +5,34 @@ mod body;
 mod tls;
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use longshore_base::budget::Holder;
+use longshore_base::connections::{
+    Connection, ConnectionLimiter, Counted, FIRST_REQUEST_TIMEOUT, Limits,
+};
+use longshore_base::time::after;
 use longshore_streams as streams;
 use longshore_tls::Verdict;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub(crate) use body::{Body, BoxError};
+use body::LargeAnswers;
+pub(crate) use body::{Body, BoxError, Memory};
 pub(crate) use tls::{Tls, load, provider};
 
 use crate::routes::Router;
 
-const MAX_CONNECTIONS: usize = 1024;
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longer than the 90 s after which clients give up an idle connection themselves, so that none of
 /// them sends a request into a connection that is just being closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
@@ -35,36 +40,76 @@ const IDLE_CHECK: Duration = Duration::from_secs(30);
 /// A silent peer is asked for a sign of life this often.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 const MAX_STREAMS: u32 = 250;
+/// Streams that a client has opened and reset again before we looked at them, and streams that we
+/// reset because of what it sent: beyond these its connection ends (CVE-2023-44487).
+const MAX_RESET_STREAMS: usize = 20;
+const MAX_ERROR_STREAMS: usize = 128;
+/// How much of request bodies a connection buffers that nobody reads.
+const RECEIVE_WINDOW: u32 = 256 << 10;
+/// How much of an answer one stream buffers.
+const STREAM_SEND_BUFFER: usize = 64 << 10;
 /// How much encrypted text waits for a client that reads slowly.
 const SEND_BUFFER: usize = 16 << 10;
 const MAX_HEADER_BYTES: usize = 64 << 10;
+/// The most headers of a request of HTTP/1; in HTTP/2 their size bounds their number.
+const MAX_HEADERS: usize = 100;
 /// What is still running this long after a stop signal is cut off.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The other end of a connection.
+pub(crate) struct Peer {
+    /// What its certificate proves.
+    pub(crate) verdict: Verdict,
+    connection: Arc<Connection>,
+    is_http2: bool,
+    /// It is to end with the answers that are under way.
+    closes: CancellationToken,
+    requests: AtomicU64,
+    large_answers: LargeAnswers,
+}
+
+impl Peer {
+    /// A request of this user is authorized, and so is the connection. `false`: there are too many.
+    pub(crate) fn authorize(&self, user: &Holder) -> bool {
+        let authorized = self.connection.authorize(user);
+        if !authorized {
+            self.closes.cancel();
+        }
+        authorized
+    }
+
+    /// A request came without credentials. HTTP/2 makes requests cheap for a client and dear for us:
+    /// those who prove nothing get one at a time, as upstream has it since CVE-2023-44487.
+    pub(crate) fn unauthenticated(&self) {
+        if self.is_http2 {
+            self.closes.cancel();
+        }
+    }
+}
 
 /// Serves until `stop`, and then until what is under way has ended.
 pub(crate) async fn serve(
     listener: TcpListener,
     tls: Arc<Tls>,
     router: Arc<Router>,
+    limits: Limits,
     stop: CancellationToken,
 ) {
-    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let limiter = ConnectionLimiter::new(limits);
     let connections = TaskTracker::new();
     let abort = CancellationToken::new();
     loop {
-        let (permit, stream) = tokio::select! {
+        let (stream, address) = tokio::select! {
             () = stop.cancelled() => break,
-            accepted = accept(&listener, &permits) => match accepted {
-                Some(accepted) => accepted,
-                None => break,
-            },
+            accepted = accept(&listener) => accepted,
         };
         let (tls, router, stop, abort) = (tls.clone(), router.clone(), stop.clone(), abort.clone());
+        let (place, evicted) = limiter.accept(address.ip());
         connections.spawn(async move {
-            let _permit = permit;
             tokio::select! {
                 () = abort.cancelled() => {}
-                () = connection(stream, tls, router, stop) => {}
+                () = evicted => tracing::debug!(%address, "closed in favor of a newer connection"),
+                () = connection(stream, place, tls, router, stop) => {}
             }
         });
     }
@@ -77,15 +122,10 @@ pub(crate) async fn serve(
     }
 }
 
-/// The next connection, once there is room for it.
-async fn accept(
-    listener: &TcpListener,
-    permits: &Arc<Semaphore>,
-) -> Option<(tokio::sync::OwnedSemaphorePermit, TcpStream)> {
-    let permit = permits.clone().acquire_owned().await.ok()?;
+async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return Some((permit, stream)),
+            Ok(accepted) => return accepted,
             Err(error) => {
                 // Out of file descriptors, or a connection that was gone before we took it.
                 tracing::warn!(%error, "accept");
@@ -97,6 +137,7 @@ async fn accept(
 
 async fn connection(
     stream: TcpStream,
+    place: Arc<Connection>,
     tls: Arc<Tls>,
     router: Arc<Router>,
     stop: CancellationToken,
@@ -109,42 +150,47 @@ async fn connection(
     {
         tracing::debug!(%error, "socket options");
     }
-    let mut stream = match timeout(
-        HANDSHAKE_TIMEOUT,
-        TlsAcceptor::from(tls.config.clone()).accept(stream),
-    )
-    .await
-    {
+    let stream = Counted::new(stream, place.clone());
+    let handshake = TlsAcceptor::from(tls.config.clone()).accept(stream);
+    let mut stream = match timeout(FIRST_REQUEST_TIMEOUT, handshake).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake"),
         Err(_) => return tracing::debug!("TLS handshake timed out"),
     };
-    let (peer, is_http2) = {
+    let (verdict, is_http2) = {
         let (_, session) = stream.get_mut();
         session.set_buffer_limit(Some(SEND_BUFFER));
         (tls.judge(session.peer_certificates()), session.alpn_protocol() == Some(b"h2"))
     };
-    if let Verdict::Untrusted(reason) = &peer {
+    if let Verdict::Untrusted(reason) = &verdict {
         tracing::info!(%reason, "a client shows a certificate that is not to be trusted");
     }
-    let peer = Arc::new(peer);
+    let peer = Arc::new(Peer {
+        verdict,
+        connection: place,
+        is_http2,
+        closes: stop.child_token(),
+        requests: AtomicU64::new(0),
+        large_answers: LargeAnswers::default(),
+    });
     // Every request under way, and every answer that is still being sent, holds a clone.
     let activity = Arc::new(());
     let service = service_fn(|request| {
         let (router, peer, activity) = (router.clone(), peer.clone(), activity.clone());
         let is_upgrade = streams::is_upgrade(request.headers());
+        peer.requests.fetch_add(1, Ordering::Relaxed);
         async move {
             let mut response = router.handle(&peer, request).await;
             streams::end_refused(is_upgrade, &mut response);
+            peer.large_answers.add(response.body());
             Ok::<_, Infallible>(response.map(|body| body.holding(activity)))
         }
     });
     let builder = builder(is_http2);
     let mut connection =
         pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
-    let mut check = interval(IDLE_CHECK);
-    check.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut active = Instant::now();
+    let mut check = pin!(sleep_until(after(FIRST_REQUEST_TIMEOUT)));
+    let mut idle = Idle::new();
     let mut is_closing = false;
     loop {
         tokio::select! {
@@ -154,22 +200,51 @@ async fn connection(
                 }
                 return;
             }
-            () = stop.cancelled(), if !is_closing => {
+            () = peer.closes.cancelled(), if !is_closing => {
                 is_closing = true;
                 connection.as_mut().graceful_shutdown();
             }
-            _ = check.tick() => {
-                if Arc::strong_count(&activity) > 1 {
-                    active = Instant::now();
-                } else if active.elapsed() > IDLE_TIMEOUT + IDLE_CHECK {
-                    // Did not go when asked.
-                    return;
-                } else if active.elapsed() > IDLE_TIMEOUT && !is_closing {
-                    is_closing = true;
-                    connection.as_mut().graceful_shutdown();
+            () = check.as_mut() => {
+                if peer.large_answers.are_stalled() {
+                    return tracing::info!("a client does not take its answer");
                 }
+                let is_authorized = peer.connection.is_authorized();
+                let requests = peer.requests.load(Ordering::Relaxed);
+                let idle = idle.time(requests, Arc::strong_count(&activity) > 1);
+                let (most, period) = match is_authorized {
+                    true => (IDLE_TIMEOUT, IDLE_CHECK),
+                    false => (FIRST_REQUEST_TIMEOUT, FIRST_REQUEST_TIMEOUT),
+                };
+                if idle >= most {
+                    if is_closing {
+                        // Did not go when asked.
+                        return;
+                    }
+                    peer.closes.cancel();
+                }
+                check.as_mut().reset(after(period));
             }
         }
+    }
+}
+
+/// For how long a connection has had no request, seen from one check to the next.
+struct Idle {
+    since: Instant,
+    requests: u64,
+}
+
+impl Idle {
+    fn new() -> Idle {
+        Idle { since: Instant::now(), requests: 0 }
+    }
+
+    /// `requests`: all there were so far. `is_in_use`: one of them is under way.
+    fn time(&mut self, requests: u64, is_in_use: bool) -> Duration {
+        if is_in_use || requests != self.requests {
+            *self = Idle { since: Instant::now(), requests };
+        }
+        self.since.elapsed()
     }
 }
 
@@ -180,13 +255,18 @@ fn builder(is_http2: bool) -> Builder<TokioExecutor> {
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE_TIMEOUT)
+        .max_headers(MAX_HEADERS)
         .max_buf_size(MAX_HEADER_BYTES);
     builder
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(KEEP_ALIVE)
         .max_concurrent_streams(MAX_STREAMS)
+        .max_pending_accept_reset_streams(MAX_RESET_STREAMS)
+        .max_local_error_reset_streams(MAX_ERROR_STREAMS)
+        .initial_stream_window_size(RECEIVE_WINDOW)
+        .initial_connection_window_size(RECEIVE_WINDOW)
         .max_header_list_size(MAX_HEADER_BYTES as u32)
-        .max_send_buf_size(64 << 10);
+        .max_send_buf_size(STREAM_SEND_BUFFER);
     if is_http2 { builder.http2_only() } else { builder.http1_only() }
 }

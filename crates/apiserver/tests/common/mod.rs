@@ -22,7 +22,9 @@ use http_body_util::BodyExt;
 use hyper::Request;
 use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use longshore_apiserver::{AuthenticationConfig, Config, FeatureGates, Mode, Server, pki};
+use longshore_apiserver::{
+    AuthenticationConfig, Config, ConnectionLimits, FeatureGates, Mode, RequestLimits, Server, pki,
+};
 use longshore_store::EmbeddedStore;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -78,6 +80,8 @@ impl Cluster {
             bind_volumes: true,
             delete_host_paths: false,
             gates: FeatureGates::default(),
+            requests: RequestLimits::default(),
+            connections: ConnectionLimits::DEFAULT,
         };
         adapt(&mut config);
         let server = Server::start(config).await.unwrap();

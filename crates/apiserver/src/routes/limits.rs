@@ -1,0 +1,122 @@
+//! What one caller may hold of this server: requests under way, bytes of bodies and of answers, and
+//! turns at large work. Nodes, administrators and the cluster's own controllers have a part that
+//! nobody else may use, so that leases and status never wait behind others.
+//!
+//! Current limitations: no API priority and fairness; the classes of callers are fixed.
+
+use std::sync::Arc;
+
+use longshore_base::budget::{Budget, Holder, Priority, Share};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::request::RequestLine;
+use super::respond::{Answer, Result};
+use crate::auth::User;
+use crate::server::Memory;
+use crate::status::StatusError;
+use crate::work::LARGE;
+use crate::{RequestLimits, auth};
+
+/// Bodies that are being read or worked on, in bytes; a JSON value takes several times as much.
+const BODIES: (u64, u64) = (12 << 20, 4 << 20);
+/// Answers that are being made or sent, in bytes, without the small ones.
+const ANSWERS: (u64, u64) = (256 << 20, 128 << 20);
+/// Watches, logs and other requests that last.
+const LONG_RUNNING: (u64, u64) = (16 << 10, 16 << 10);
+/// Requests of one kind of callers that do large work at a time.
+const LARGE_WORK: usize = 2;
+
+/// Users and groups that keep the cluster running.
+const SYSTEM_GROUPS: [&str; 3] = [auth::MASTERS, auth::NODES, "system:serviceaccounts:kube-system"];
+const SYSTEM_USERS: [&str; 2] = ["system:kube-controller-manager", "system:kube-scheduler"];
+
+/// The user as a holder of budgets.
+pub(super) fn holder(user: &User) -> Holder {
+    let is_system = SYSTEM_GROUPS.iter().any(|group| user.is_in(group))
+        || SYSTEM_USERS.contains(&user.name.as_str());
+    Holder::new(&user.name, if is_system { Priority::System } else { Priority::Ordinary })
+}
+
+/// The budgets.
+pub(super) struct Limits {
+    pub(super) bodies: Arc<Budget>,
+    answers: Arc<Budget>,
+    reading: Arc<Budget>,
+    mutating: Arc<Budget>,
+    long_running: Arc<Budget>,
+    large_work: [Arc<Semaphore>; 2],
+}
+
+impl Limits {
+    pub(super) fn new(most: RequestLimits) -> Limits {
+        // The reserve is as large as the rest. Zero means no limit, as upstream has it.
+        let requests = |most: u32| match most {
+            0 => Budget::new(u64::MAX, 0),
+            most => Budget::new(most.into(), most.into()),
+        };
+        let budget = |(ordinary, reserved)| Budget::new(ordinary, reserved);
+        let turns = || Arc::new(Semaphore::new(LARGE_WORK));
+        Limits {
+            bodies: budget(BODIES),
+            answers: budget(ANSWERS),
+            reading: requests(most.reading),
+            mutating: requests(most.mutating),
+            long_running: budget(LONG_RUNNING),
+            large_work: [turns(), turns()],
+        }
+    }
+
+    /// A place among the requests that are being answered; 429 when there is none.
+    pub(super) fn admit(&self, holder: &Holder, line: &RequestLine) -> Result<Share> {
+        let budget = match line.verb {
+            _ if is_long_running(line) => &self.long_running,
+            "get" | "list" => &self.reading,
+            _ => &self.mutating,
+        };
+        budget.take(holder, 1).ok_or_else(too_many)
+    }
+
+    /// The memory of an answer that is about to be made, of this many bytes so far.
+    pub(super) fn memory(&self, holder: &Holder, bytes: usize) -> Result<Arc<Memory>> {
+        self.answers.take(holder, bytes as u64).map(Memory::new).ok_or_else(too_many)
+    }
+
+    /// Counts an answer that was made without. What was only read is refused when there is too little
+    /// memory left; what was done has to be said.
+    pub(super) fn count(&self, holder: &Holder, verb: &str, answer: Answer) -> Result {
+        let length = answer.body().len();
+        if length < LARGE || answer.body().memory().is_some() {
+            return Ok(answer);
+        }
+        match self.memory(holder, length) {
+            Ok(memory) => Ok(answer.map(|body| body.with_memory(memory))),
+            Err(error) if verb == "get" => Err(error),
+            Err(_) => Ok(answer),
+        }
+    }
+
+    /// A turn at work on a body of this many bytes; none is needed for a small one.
+    pub(super) async fn turn(&self, holder: &Holder, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        if bytes < LARGE {
+            return None;
+        }
+        let [ordinary, system] = &self.large_work;
+        let turns = match holder.priority() {
+            Priority::Ordinary => ordinary,
+            Priority::System => system,
+        };
+        turns.clone().acquire_owned().await.ok()
+    }
+}
+
+/// Whether a request lasts as long as its client likes; upstream's set of verbs and subresources.
+fn is_long_running(line: &RequestLine) -> bool {
+    let lasting = ["attach", "exec", "log", "portforward", "proxy"];
+    let path = line.resource.as_ref();
+    line.verb == "watch" || path.is_some_and(|path| lasting.contains(&path.subresource.as_str()))
+}
+
+/// 429 in upstream's words.
+pub(super) fn too_many() -> StatusError {
+    StatusError::too_many_requests("Too many requests, please try again later.", 1)
+}
