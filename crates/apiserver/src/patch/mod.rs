@@ -52,15 +52,16 @@ pub fn apply(
 ) -> Result<Decoded, StatusError> {
     let Decoded { value: patch, duplicates } = schema::json(body)?;
     let mut value = current.clone();
+    let mut work = Work::default();
     match kind {
-        PatchKind::Json => json::apply(&mut value, patch)?,
+        PatchKind::Json => json::apply(&mut value, patch, &mut work)?,
         PatchKind::Merge => {
             object(&patch)?;
             json_patch::merge(&mut value, &patch);
         }
         PatchKind::Strategic => {
             object(&patch)?;
-            strategic::apply(types().of(gvk), &mut value, patch)?;
+            strategic::apply(types().of(gvk), &mut value, patch, &mut work)?;
         }
     }
     if schema::value::depth(&value) > MAX_DEPTH {
@@ -69,6 +70,45 @@ pub fn apply(
         )));
     }
     Ok(Decoded { value, duplicates })
+}
+
+/// How many values one patch has visited, list items compared and the like. Patches of people and
+/// controllers stay far below: a body has at most 400,000 values, and each is visited a few times.
+#[derive(Default)]
+struct Work(usize);
+
+impl Work {
+    /// A few hundred milliseconds.
+    const MOST: usize = 4_000_000;
+
+    fn charge(&mut self, visits: usize) -> Result<(), StatusError> {
+        self.0 = self.0.saturating_add(visits);
+        if self.0 > Self::MOST {
+            return Err(StatusError::too_large("the patch takes too much work to apply"));
+        }
+        Ok(())
+    }
+
+    /// Visits all values in this one. Returns how deeply they are nested: 0 for a scalar.
+    fn visit(&mut self, value: &Value) -> Result<usize, StatusError> {
+        self.charge(1)?;
+        let mut deepest = 0;
+        match value {
+            Value::Array(list) => {
+                for item in list {
+                    deepest = deepest.max(1 + self.visit(item)?);
+                }
+                Ok(deepest.max(1))
+            }
+            Value::Object(map) => {
+                for item in map.values() {
+                    deepest = deepest.max(1 + self.visit(item)?);
+                }
+                Ok(deepest.max(1))
+            }
+            _ => Ok(0),
+        }
+    }
 }
 
 fn object(patch: &Value) -> Result<(), StatusError> {

@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value};
 
+use super::Work;
 use crate::facts::{Field, Leaf, Type, types};
 use crate::status::StatusError;
 
@@ -18,12 +19,13 @@ pub(super) fn apply(
     ty: Option<&'static Type>,
     object: &mut Value,
     patch: Value,
+    work: &mut Work,
 ) -> Result<(), StatusError> {
     if !object.is_object() {
         *object = Value::Object(Map::new());
     }
     if let (Value::Object(object), Value::Object(patch)) = (object, patch) {
-        merge(ty, object, patch)?;
+        merge(ty, object, patch, work)?;
     }
     Ok(())
 }
@@ -32,7 +34,9 @@ fn merge(
     ty: Option<&'static Type>,
     object: &mut Map<String, Value>,
     mut patch: Map<String, Value>,
+    work: &mut Work,
 ) -> Result<(), StatusError> {
+    work.charge(1 + patch.len())?;
     if let Some(directive) = patch.remove(DIRECTIVE) {
         match directive.as_str() {
             Some("replace") => *object = cleaned_map(patch),
@@ -41,7 +45,7 @@ fn merge(
         }
         return Ok(());
     }
-    retain_keys(object, &mut patch)?;
+    retain_keys(object, &mut patch, work)?;
     let mut orders = Map::new();
     let mut deletions = Map::new();
     patch = patch
@@ -58,17 +62,17 @@ fn merge(
         })
         .collect();
     for (name, unwanted) in deletions {
-        delete_from_list(object, &name, unwanted)?;
+        delete_from_list(object, &name, unwanted, work)?;
     }
     for (name, order) in orders {
         let field = ty.and_then(|t| t.field(&name));
         let Value::Array(order) = order else {
             return Err(malformed(&format!("{ORDER}{name} must be a list")));
         };
-        set_order(field, object, &name, patch.remove(&name), &order)?;
+        set_order(field, object, &name, patch.remove(&name), &order, work)?;
     }
     for (name, value) in patch {
-        merge_field(ty.and_then(|t| t.field(&name)), object, name, value)?;
+        merge_field(ty.and_then(|t| t.field(&name)), object, name, value, work)?;
     }
     Ok(())
 }
@@ -78,15 +82,18 @@ fn merge_field(
     object: &mut Map<String, Value>,
     name: String,
     value: Value,
+    work: &mut Work,
 ) -> Result<(), StatusError> {
     match (object.get_mut(&name), value) {
         (_, Value::Null) => {
             object.remove(&name);
         }
-        (Some(Value::Object(old)), Value::Object(new)) => merge(struct_of(field), old, new)?,
+        (Some(Value::Object(old)), Value::Object(new)) => {
+            merge(struct_of(field), old, new, work)?;
+        }
         (Some(Value::Array(old)), Value::Array(new)) => {
             let old = std::mem::take(old);
-            let merged = merge_list(field, old, new)?;
+            let merged = merge_list(field, old, new, work)?;
             object.insert(name, Value::Array(merged));
         }
         (_, value) => match cleaned(value) {
@@ -112,8 +119,10 @@ fn struct_of(field: Option<&'static Field>) -> Option<&'static Type> {
 fn retain_keys(
     object: &mut Map<String, Value>,
     patch: &mut Map<String, Value>,
+    work: &mut Work,
 ) -> Result<(), StatusError> {
     let Some(keys) = patch.remove(RETAIN_KEYS) else { return Ok(()) };
+    work.charge(object.len())?;
     let Value::Array(keys) = keys else {
         return Err(malformed("$retainKeys must be a list of field names"));
     };
@@ -135,12 +144,14 @@ fn delete_from_list(
     object: &mut Map<String, Value>,
     name: &str,
     unwanted: Value,
+    work: &mut Work,
 ) -> Result<(), StatusError> {
     let Value::Array(unwanted) = unwanted else {
         return Err(malformed(&format!("{DELETE}{name} must be a list")));
     };
     let unwanted: HashSet<String> = unwanted.iter().map(Value::to_string).collect();
     if let Some(Value::Array(list)) = object.get_mut(name) {
+        charge_items(list, None, work)?;
         list.retain(|item| !unwanted.contains(&item.to_string()));
     }
     Ok(())
@@ -153,6 +164,7 @@ fn set_order(
     name: &str,
     patch: Option<Value>,
     order: &[Value],
+    work: &mut Work,
 ) -> Result<(), StatusError> {
     let key = field.and_then(|f| f.merge_key);
     let patch = match patch {
@@ -178,9 +190,10 @@ fn set_order(
         None | Some(Value::Null) => Vec::new(),
         Some(_) => return Err(malformed(&format!("{name} must be a list"))),
     };
+    charge_items(&old, key, work)?;
     let before = identities(&old, key);
     let merged = match patch {
-        Some(patch) => merge_list(field, old, patch)?,
+        Some(patch) => merge_list(field, old, patch, work)?,
         None => old,
     };
     object.insert(name.to_owned(), Value::Array(in_order(merged, &ordered, &before, key)));
@@ -191,14 +204,16 @@ fn merge_list(
     field: Option<&'static Field>,
     old: Vec<Value>,
     patch: Vec<Value>,
+    work: &mut Work,
 ) -> Result<Vec<Value>, StatusError> {
     if !field.is_some_and(|f| f.patch_merge) {
         return Ok(patch.into_iter().filter_map(cleaned).collect());
     }
     let key = field.and_then(|f| f.merge_key);
+    charge_items(&old, key, work)?;
     let before = identities(&old, key);
     let (merged, order) = match key {
-        Some(key) => merge_keyed(struct_of(field), key, old, patch)?,
+        Some(key) => merge_keyed(struct_of(field), key, old, patch, work)?,
         None => {
             let order = identities(&patch, None);
             let mut seen = HashSet::new();
@@ -217,6 +232,7 @@ fn merge_keyed(
     key: &str,
     mut old: Vec<Value>,
     patch: Vec<Value>,
+    work: &mut Work,
 ) -> Result<(Vec<Value>, Identities), StatusError> {
     let mut changes = Vec::new();
     let mut deleted = HashSet::new();
@@ -252,7 +268,7 @@ fn merge_keyed(
         let id = change.get(key).ok_or_else(|| no_key(key))?.to_string();
         order.push(Some(id.clone()));
         match places.get(&id).map(|i| &mut old[*i]) {
-            Some(Value::Object(item)) => merge(ty, item, change)?,
+            Some(Value::Object(item)) => merge(ty, item, change, work)?,
             _ => {
                 places.insert(id, old.len());
                 old.push(Value::Object(cleaned_map(change)));
@@ -260,6 +276,20 @@ fn merge_keyed(
         }
     }
     Ok((old, order))
+}
+
+/// Charges for the identities of a stored list's items. A patch may name one item many times, and
+/// have the lists within it merged as often.
+fn charge_items(list: &[Value], key: Option<&str>, work: &mut Work) -> Result<(), StatusError> {
+    /// An identity is made of text, several times.
+    const VISITS: usize = 8;
+    for item in list {
+        work.charge(VISITS)?;
+        if key.is_none() {
+            work.visit(item)?;
+        }
+    }
+    Ok(())
 }
 
 /// What makes an item the same item: its key, or for scalars itself.

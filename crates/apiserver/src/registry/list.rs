@@ -7,6 +7,7 @@ use super::{Registry, continue_token, decode, keys, refusal, too_large};
 use crate::facts::Resource;
 use crate::selector::{FieldSelector, LabelSelector};
 use crate::status::StatusError;
+use crate::work;
 
 /// Bounds the memory of one read of the store, whatever the client asks for.
 const PAGE: usize = 500;
@@ -102,13 +103,17 @@ impl Registry {
             {
                 return Err(too_large(least, revision));
             }
-            for stored in &page.items {
-                let object = decode(request.resource, stored)?;
-                if request.matches(&object) {
-                    found += 1;
-                    item(object)?;
+            let bytes = page.items.iter().map(|stored| stored.value.len()).sum();
+            work::run(bytes, || -> Result<(), StatusError> {
+                for stored in &page.items {
+                    let object = decode(request.resource, stored)?;
+                    if request.matches(&object) {
+                        found += 1;
+                        item(object)?;
+                    }
                 }
-            }
+                Ok(())
+            })?;
             let last = page.items.last().filter(|_| page.remaining > 0);
             let Some(last) = last else {
                 return Ok(ListMeta { revision, continue_token: None, remaining: None });

@@ -1,18 +1,22 @@
 //! `get` and `list`.
 
+use std::sync::Arc;
+
 use hyper::StatusCode;
 use serde_json::Value;
 
 use super::negotiate::Form;
 use super::request::Query;
-use super::respond::{self, Result};
-use super::{Call, Router};
+use super::respond::{self, Result, View};
+use super::{Call, Router, limits};
 use crate::facts::Resource;
 use crate::object;
 use crate::registry::{ListRequest, VersionMatch, too_large};
 use crate::selector::{FieldSelector, LabelSelector};
+use crate::server::Memory;
 use crate::status::StatusError;
-use crate::table;
+use crate::table::{self, Rows};
+use crate::work::LARGE;
 
 impl Router {
     pub(super) async fn get(&self, call: Call<'_>) -> Result {
@@ -36,46 +40,72 @@ impl Router {
     pub(super) async fn list(&self, call: Call<'_>) -> Result {
         let view = call.view()?;
         let request = list_request(&call.line.query, call.resource, call.namespace())?;
-        let api_version = call.resource.gvk().api_version();
-        if view.form == Form::Table {
-            let mut rows = Vec::new();
-            let meta = self
-                .api
-                .registry
-                .list(&request, |object| {
-                    rows.push(object);
-                    Ok(())
-                })
-                .await?;
-            return Ok(respond::json(StatusCode::OK, &view.table(&rows, meta.to_value(), true)));
-        }
-        let (kind, api_version) = match view.form {
-            Form::Metadata => ("PartialObjectMetadata", "meta.k8s.io/v1"),
-            _ => (call.resource.kind, api_version.as_str()),
+        let mut list = ListText::new(&view, self.limits.memory(&call.holder, 0)?);
+        let meta = self.api.registry.list(&request, |object| list.push(&object)).await?;
+        list.finish(&meta.to_value())
+    }
+}
+
+/// A list that is written as it is read: it is never held as values, and its text is counted.
+struct ListText<'a> {
+    view: &'a View,
+    rows: Option<Rows>,
+    text: Vec<u8>,
+    is_empty: bool,
+    memory: Arc<Memory>,
+    counted: usize,
+}
+
+impl<'a> ListText<'a> {
+    /// Text is counted in steps of this many bytes.
+    const STEP: usize = LARGE;
+
+    fn new(view: &'a View, memory: Arc<Memory>) -> ListText<'a> {
+        let api_version = view.resource.gvk().api_version();
+        let kind = view.resource.kind;
+        let rows = (view.form == Form::Table)
+            .then(|| Rows::new(view.resource, view.include, jiff::Timestamp::now()));
+        let head = match (view.form, &rows) {
+            (Form::Metadata, _) => {
+                r#"{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","items":["#.into()
+            }
+            (_, Some(rows)) => format!(
+                r#"{{"kind":"Table","apiVersion":"meta.k8s.io/v1","columnDefinitions":{},"rows":["#,
+                rows.columns()
+            ),
+            _ => format!(r#"{{"kind":"{kind}List","apiVersion":"{api_version}","items":["#),
         };
-        // Written as it is read: a list is never held as values.
-        let mut text =
-            format!("{{\"kind\":\"{kind}List\",\"apiVersion\":\"{api_version}\",\"items\":[")
-                .into_bytes();
-        let mut is_first = true;
-        let meta = self
-            .api
-            .registry
-            .list(&request, |object| {
-                if !std::mem::take(&mut is_first) {
-                    text.push(b',');
-                }
-                let shown = match view.form {
-                    Form::Metadata => table::partial_metadata(&object),
-                    _ => object,
-                };
-                serde_json::to_writer(&mut text, &shown).map_err(StatusError::internal)
-            })
-            .await?;
-        text.extend_from_slice(b"],\"metadata\":");
-        serde_json::to_writer(&mut text, &meta.to_value()).map_err(StatusError::internal)?;
-        text.push(b'}');
-        Ok(respond::json_text(StatusCode::OK, text))
+        ListText { view, rows, text: head.into_bytes(), is_empty: true, memory, counted: 0 }
+    }
+
+    fn push(&mut self, object: &Value) -> Result<()> {
+        if !std::mem::take(&mut self.is_empty) {
+            self.text.push(b',');
+        }
+        let written = match (&self.rows, self.view.form) {
+            (Some(rows), _) => serde_json::to_writer(&mut self.text, &rows.row(object)),
+            (None, Form::Metadata) => {
+                serde_json::to_writer(&mut self.text, &table::partial_metadata(object))
+            }
+            _ => serde_json::to_writer(&mut self.text, object),
+        };
+        written.map_err(StatusError::internal)?;
+        let more = self.text.len().saturating_sub(self.counted);
+        if more >= Self::STEP {
+            if !self.memory.grow(more) {
+                return Err(limits::too_many());
+            }
+            self.counted = self.text.len();
+        }
+        Ok(())
+    }
+
+    fn finish(mut self, meta: &Value) -> Result {
+        self.text.extend_from_slice(b"],\"metadata\":");
+        serde_json::to_writer(&mut self.text, meta).map_err(StatusError::internal)?;
+        self.text.push(b'}');
+        let answer = respond::json_text(StatusCode::OK, self.text);
+        Ok(answer.map(|body| body.with_memory(self.memory)))
     }
 }
 

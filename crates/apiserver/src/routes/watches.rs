@@ -1,6 +1,7 @@
 //! `watch`: what is there, then what changes, then bookmarks, until the time is up.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -12,15 +13,20 @@ use tokio_util::sync::CancellationToken;
 
 use super::negotiate::Form;
 use super::respond::{self, Result, View};
-use super::{Call, Router, lists};
+use super::{Call, Router, limits, lists};
 use crate::registry::{Change, ListRequest, Stored, Subscription, VersionMatch};
-use crate::server::Body;
+use crate::server::{Body, Memory};
 use crate::status::StatusError;
 use crate::table;
 
 const BOOKMARKS: Duration = Duration::from_secs(50);
 /// A watch without a time-out ends after this and up to twice as long, so that not all end at once.
 const LONGEST_WATCH: Duration = Duration::from_secs(1800);
+
+/// What a watch takes apart from its objects and selectors, in bytes.
+const KEPT: usize = 4 << 10;
+/// How many times its length in the query a selector takes at most.
+const SELECTOR_GROWTH: usize = 16;
 
 impl Router {
     pub(super) async fn watch(&self, call: Call<'_>) -> Result {
@@ -55,8 +61,11 @@ impl Router {
                 .filter(|version| *version > 0)
                 .map_or(VersionMatch::Newest, VersionMatch::NotOlderThan),
         };
+        let kept = KEPT + SELECTOR_GROWTH * call.head.uri.query().map_or(0, str::len);
         let mut watcher = Watcher {
             view,
+            memory: self.limits.memory(&call.holder, kept)?,
+            initial: 0,
             filter: Filter { prefix, labels, fields },
             ready: VecDeque::new(),
             has_headers: false,
@@ -80,10 +89,7 @@ impl Router {
                 let meta = self
                     .api
                     .registry
-                    .list(&request, |object| {
-                        watcher.push("ADDED", &object);
-                        Ok(())
-                    })
+                    .list(&request, |object| watcher.push_initial(&object))
                     .await?;
                 if sends_initial == Some(true) && watcher.bookmarks.is_some() {
                     watcher.push_bookmark(meta.revision, true);
@@ -97,10 +103,12 @@ impl Router {
             Err(error) if error.code == 410 => watcher.push_error(&error),
             Err(error) => return Err(error),
         }
-        Ok(respond::json_stream(Body::stream(stream::unfold(watcher, |mut watcher| async {
+        let memory = watcher.memory.clone();
+        let frames = stream::unfold(watcher, |mut watcher| async {
             let frame = watcher.next().await?;
             Some((Ok(frame), watcher))
-        }))))
+        });
+        Ok(respond::json_stream(Body::stream(frames).with_memory(memory)))
     }
 }
 
@@ -158,7 +166,11 @@ impl Filter {
 struct Watcher {
     view: View,
     filter: Filter,
+    /// What is kept for the client, which it holds until it takes it.
+    memory: Arc<Memory>,
     ready: VecDeque<Bytes>,
+    /// How many frames of `ready` are of the objects that were there at the start.
+    initial: usize,
     /// Whether the column definitions of tables have been sent.
     has_headers: bool,
     /// `None` once nothing can follow any more.
@@ -172,6 +184,10 @@ impl Watcher {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             if let Some(frame) = self.ready.pop_front() {
+                if self.initial > 0 {
+                    self.initial -= 1;
+                    self.memory.shrink(frame.len());
+                }
                 return Some(frame);
             }
             let changes = self.changes.as_mut()?;
@@ -193,6 +209,14 @@ impl Watcher {
                 }
             }
         }
+    }
+
+    /// An object that was there at the start; all of them are kept at once.
+    fn push_initial(&mut self, object: &Value) -> Result<()> {
+        self.push("ADDED", object);
+        self.initial = self.ready.len();
+        let length = self.ready.back().map_or(0, Bytes::len);
+        if self.memory.grow(length) { Ok(()) } else { Err(limits::too_many()) }
     }
 
     fn push_change(&mut self, change: &Change) {

@@ -5,17 +5,21 @@ use serde_json::{Value, json};
 
 use super::respond::{self, Answer, Result};
 use super::body::BodyText;
-use super::{Call, Router, lists};
+use super::{Call, Router, limits, lists};
 use crate::facts::{Gvk, Subresource};
 use crate::object;
 use crate::operations::{Change, DeleteOptions, UpdateRequest, scale};
 use crate::patch::PatchKind;
 use crate::registry::Written;
 use crate::schema::FieldValidation;
+use crate::schema::value::size;
 use crate::status::StatusError;
 
 /// Kinds whose deletion is answered with the object that was deleted; that of others with a bare success.
 const RETURNED_WHEN_DELETED: [&str; 4] = ["Namespace", "Pod", "Service", "ServiceAccount"];
+
+/// How many times its JSON text a value takes in memory, about.
+const VALUE_GROWTH: usize = 4;
 
 impl Router {
     pub(super) async fn create(&self, mut call: Call<'_>) -> Result {
@@ -82,10 +86,14 @@ impl Router {
         let options = self.delete_options(&mut call).await?;
         let request = lists::list_request(&call.line.query, call.resource, call.namespace())?;
         let mut items = Vec::new();
+        let memory = self.limits.memory(&call.holder, 0)?;
         let meta = self
             .api
             .registry
             .list(&request, |object| {
+                if !memory.grow(VALUE_GROWTH * size(&object)) {
+                    return Err(limits::too_many());
+                }
                 items.push(object);
                 Ok(())
             })

@@ -82,6 +82,16 @@ pub(crate) fn depth(value: &Value) -> usize {
     }
 }
 
+/// About as many bytes as the value has in JSON.
+pub(crate) fn size(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 4,
+        Value::String(text) => text.len() + 2,
+        Value::Array(list) => 2 + list.iter().map(|v| 1 + size(v)).sum::<usize>(),
+        Value::Object(map) => 2 + map.iter().map(|(k, v)| k.len() + 4 + size(v)).sum::<usize>(),
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 pub(crate) mod arbitrary {

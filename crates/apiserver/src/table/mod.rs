@@ -63,16 +63,39 @@ pub fn render<'a>(
     headers: bool,
     now: Timestamp,
 ) -> Value {
-    let printer = cells::printer(resource);
-    let rows: Vec<Value> =
-        objects.into_iter().map(|object| row(printer, object, include, now)).collect();
-    let mut table = json!({"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": list_meta, "rows": rows});
-    table["columnDefinitions"] = if headers {
-        printer.columns.iter().map(|column| column.to_value()).collect()
-    } else {
-        json!([])
-    };
-    table
+    let rows = Rows::new(resource, include, now);
+    let columns = if headers { rows.columns() } else { json!([]) };
+    let rows: Vec<Value> = objects.into_iter().map(|object| rows.row(object)).collect();
+    json!({
+        "kind": "Table",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": list_meta,
+        "columnDefinitions": columns,
+        "rows": rows,
+    })
+}
+
+/// The parts of a table of one resource, for those who write a table piece by piece.
+pub(crate) struct Rows {
+    printer: &'static cells::Printer,
+    include: IncludeObject,
+    now: Timestamp,
+}
+
+impl Rows {
+    pub(crate) fn new(resource: &Resource, include: IncludeObject, now: Timestamp) -> Rows {
+        Rows { printer: cells::printer(resource), include, now }
+    }
+
+    /// The `columnDefinitions`.
+    pub(crate) fn columns(&self) -> Value {
+        self.printer.columns.iter().map(|column| column.to_value()).collect()
+    }
+
+    /// The row of one object.
+    pub(crate) fn row(&self, object: &Value) -> Value {
+        row(self.printer, object, self.include, self.now)
+    }
 }
 
 fn row(printer: &cells::Printer, object: &Value, include: IncludeObject, now: Timestamp) -> Value {
