@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use longshore::config::{self, Command, Config};
 use longshore::{logging, node, proxy};
+use longshore_base::panics;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -13,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 const STOP: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
+    panics::install();
     match config::from_args(std::env::args()) {
         Ok(Command::Print(text)) => {
             println!("{text}");

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use longshore_base::time;
 use longshore_pod::admission::Ticket;
 use tokio::time::{Instant, timeout_at};
 
@@ -54,8 +55,9 @@ impl Way {
         let graces =
             leavers.iter().filter_map(|ticket| state.pods.get(ticket)).map(|pod| pod.grace);
         // Half of the grace once more, for the runtime to do what it is asked for.
-        let patience = graces.map(|grace| grace + grace / 2).fold(LEAST, Duration::max);
-        Self { shared: shared.clone(), leavers, until: Instant::now() + patience }
+        let patience =
+            graces.map(|grace| grace.saturating_add(grace / 2)).fold(LEAST, Duration::max);
+        Self { shared: shared.clone(), leavers, until: time::after(patience) }
     }
 
     /// Until all of them have ended, or long enough: what the node cannot do without waits for no

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
+use longshore_base::panics;
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
@@ -259,7 +260,7 @@ impl Keeper {
         let now = Timestamp::now();
         let before = self.known.as_ref().map(|known| known.leaf.from);
         let store = self.parts.store.clone();
-        let kept = tokio::task::spawn_blocking(move || store.update(&issued, &key_pem, now));
+        let kept = panics::blocking(move || store.update(&issued, &key_pem, now));
         let leaf = kept.await.map_err(|_| Failure::Task)??;
         info!(path = %self.parts.store.current_path().display(), until = %leaf.until, "a new certificate");
         if let (Some(from), Signer::Serving) = (before, self.parts.signer) {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use longshore_base::time;
 use longshore_pod::eviction::REASON;
 use longshore_pod::spec;
 use longshore_pod::status::Verdict;
@@ -117,7 +118,7 @@ impl Evictor {
     /// Until the pod has given back what it had, or has had time enough to do so.
     pub(super) async fn ended(&self, pod: &Pod, grace: Option<Duration>) {
         let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
-        let own = Duration::from_secs(own.and_then(|own| u64::try_from(own).ok()).unwrap_or(30));
+        let own = time::seconds(own.filter(|own| *own >= 0).unwrap_or(30));
         let uid = spec::uid(pod);
         let ending = async {
             let mut seen = self.shared.observer.subscribe(uid);

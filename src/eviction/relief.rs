@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
+use longshore_base::time;
 use longshore_pod::eviction::{
     Candidate, Layout, Observations, Reclaims, Resource, Threshold, Tracker, explain, rank,
 };
@@ -129,7 +130,8 @@ fn soft_grace(longest: i32, own: Option<i64>) -> Option<Duration> {
     let longest = i64::from(longest);
     match own.map_or(longest, |own| own.min(longest)) {
         0 => None,
-        seconds => Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(1))),
+        seconds if seconds < 0 => Some(Duration::from_secs(1)),
+        seconds => Some(time::seconds(seconds)),
     }
 }
 

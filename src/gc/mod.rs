@@ -15,6 +15,7 @@ use std::path::PathBuf;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use longshore_base::panics;
 use longshore_cri::Runtime;
 use tracing::warn;
 
@@ -170,5 +171,5 @@ fn aggregate(errors: &[String]) -> String {
 
 /// Run what blocks where it holds nobody up. `None` if it ended badly, or the daemon stops.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    tokio::task::spawn_blocking(work).await.ok()
+    panics::blocking(work).await.ok()
 }

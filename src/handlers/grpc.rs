@@ -8,6 +8,7 @@ use hyper::client::conn::http2;
 use hyper::header::{HeaderValue, USER_AGENT};
 use hyper::rt::Executor;
 use hyper_util::rt::TokioIo;
+use longshore_base::time;
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
@@ -38,7 +39,7 @@ pub(super) struct HealthCheckResponse {
 
 /// Ask the server at that address how a service of it is.
 pub(super) async fn check(host: &str, port: u16, service: &str, limit: Duration) -> Outcome {
-    let deadline = Instant::now() + limit;
+    let deadline = time::after(limit);
     let address = join_host_port(host, port);
     let within = GoDuration::secs(limit.as_secs().try_into().unwrap_or(i64::MAX));
     let heard = Mutex::new(Greeting::default());
@@ -55,7 +56,7 @@ pub(super) async fn check(host: &str, port: u16, service: &str, limit: Duration)
                 return answer;
             }
             sleep(pause).await;
-            pause = pause.mul_f64(1.6);
+            pause = pause.saturating_mul(8) / 5;
         }
     };
     let answer = timeout_at(deadline, asking).await;

@@ -16,8 +16,9 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, HTTPGetAction, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use longshore_base::time;
 use longshore_cri::{Code, Runtime};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 pub use self::hook::{Fallback, HookError};
 
@@ -121,7 +122,7 @@ impl Handlers {
         if let Some(action) = &probe.http_get {
             let url = url(action, container, ip)?;
             let answer = match Get::new(url, action, PROBE_AGENT) {
-                Ok(get) => self.probes.get(get, Some(Instant::now() + limit)).await,
+                Ok(get) => self.probes.get(get, Some(time::after(limit))).await,
                 Err(error) => Err(error),
             };
             return match answer {

@@ -11,6 +11,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
+use longshore_base::panics;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -58,7 +59,7 @@ impl Log {
             let path = path.clone();
             move || open(&path, &options)
         };
-        let opened = tokio::task::spawn_blocking(open).await.map_err(io::Error::other);
+        let opened = panics::blocking(open).await.map_err(io::Error::other);
         opened.map_err(failed)?
     }
 
@@ -111,7 +112,7 @@ async fn step(mut reader: Box<Reader>) -> Result<(Box<Reader>, Step), Stop> {
         let step = reader.step();
         step.map(|step| (reader, step))
     };
-    Ok(tokio::task::spawn_blocking(step).await.map_err(io::Error::other)??)
+    Ok(panics::blocking(step).await.map_err(io::Error::other)??)
 }
 
 /// Sends what is there, to its end.

@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use longshore_base::panics;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
@@ -40,7 +41,7 @@ pub(super) fn follow(
         }
         observer.unfollow(&uid, &id);
     };
-    tokio::spawn(following);
+    tokio::spawn(panics::contain(following));
 }
 
 /// Until the container's first process has ended.

@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use longshore_base::panics;
 use longshore_cri::v1;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -134,10 +135,13 @@ async fn look(observer: Observer, uid: String, item: Listed) {
     // The semaphore is never closed.
     let _turn = observer.shared.looks.acquire().await.ok();
     // One that fails has said so, and the next relist finds the same difference and tries again.
-    let _ = match &item.sandbox_id {
-        None => observer.look_at_sandbox(&uid, &item.id).await,
-        Some(sandbox_id) => observer.look_at_container(&uid, &item.id, sandbox_id).await,
-    };
+    let looked = panics::contain(async {
+        let _ = match &item.sandbox_id {
+            None => observer.look_at_sandbox(&uid, &item.id).await,
+            Some(sandbox_id) => observer.look_at_container(&uid, &item.id, sandbox_id).await,
+        };
+    });
+    let _ = looked.await;
     if let Some(record) = observer.pods().get_mut(&uid) {
         record.looked(&uid, &item.id);
     }

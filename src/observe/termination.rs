@@ -3,6 +3,7 @@
 use std::io::SeekFrom;
 use std::path::Path;
 
+use longshore_base::panics;
 use longshore_cri::v1;
 use nix::libc::O_NONBLOCK;
 use tokio::fs::OpenOptions;
@@ -62,7 +63,7 @@ async fn tail(path: &Path) -> String {
 /// The last lines of a log.
 async fn log_tail(path: &Path) -> String {
     let path = path.to_owned();
-    let tail = tokio::task::spawn_blocking(move || logs::tail(&path, LOG_LINES, LOG_LIMIT)).await;
+    let tail = panics::blocking(move || logs::tail(&path, LOG_LINES, LOG_LIMIT)).await;
     let tail = tail.map_or_else(|_| Vec::new(), Result::unwrap_or_default);
     // the limit may have cut a character
     let is_inside = |byte: &u8| byte & 0b1100_0000 == 0b1000_0000;

@@ -158,7 +158,7 @@ impl Probes {
             // A daemon that starts finds all containers at once; their probes spread out.
             let delay =
                 if is_old { jitter(period(probe), &subject.id, kind) } else { Duration::ZERO };
-            (kind, AbortOnDropHandle::new(tokio::spawn(task.run(delay))))
+            (kind, AbortOnDropHandle::new(tokio::spawn(task.keep_running(delay))))
         };
         kinds(&subject.container).filter(|(kind, _)| is_due(kind)).map(begin).collect()
     }

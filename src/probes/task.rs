@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod, Probe};
+use longshore_base::{panics, time};
 use longshore_pod::Timestamp;
 use longshore_pod::probes::{Finding, ProbeKind, ProbeResults};
 use longshore_pod::spec::ContainerKind;
@@ -14,6 +15,9 @@ use super::metrics::Metrics;
 use super::tally::{Tally, eager_pause, initial_delay, period};
 use crate::handlers::{Error, Handlers, Outcome, Target};
 use crate::runtime::Announcer;
+
+/// A probe that panicked is not begun again before.
+const AFTER_PANIC: Duration = Duration::from_secs(60);
 
 /// The run that is probed.
 pub(super) struct Subject {
@@ -36,18 +40,25 @@ pub(super) struct Task {
 }
 
 impl Task {
-    /// Probe, after `delay` at the earliest.
-    pub(super) async fn run(self, delay: Duration) {
+    /// Probe, after `delay` at the earliest; again after a panic.
+    pub(super) async fn keep_running(self, delay: Duration) {
+        let mut delay = delay;
+        while panics::contain(self.run(delay)).await.is_err() {
+            delay = AFTER_PANIC;
+        }
+    }
+
+    pub(super) async fn run(&self, delay: Duration) {
         let subject = self.subject.clone();
         let Some(probe) = super::probe(&subject.container, self.kind) else { return };
         let age = Timestamp::now().duration_since(subject.started_at);
         let age = Duration::try_from(age).unwrap_or_default();
-        let at_age = |wanted: Duration| Instant::now() + wanted.saturating_sub(age);
+        let at_age = |wanted: Duration| time::after(wanted.saturating_sub(age));
         let initial_delay = initial_delay(probe);
         // The first attempt is made at once. Its failure is not held against a container that was
         // given no time to come up.
         let first_due = at_age(if initial_delay.is_zero() { period(probe) } else { initial_delay });
-        sleep_until(at_age(initial_delay).max(Instant::now() + delay)).await;
+        sleep_until(at_age(initial_delay).max(time::after(delay))).await;
         if self.kind != ProbeKind::Startup && self.until_started().await.is_err() {
             return;
         }
@@ -62,7 +73,7 @@ impl Task {
             let outcome = match early {
                 true => timeout_at(due, self.ask(probe)).await.ok().and_then(Result::ok),
                 false => {
-                    due = Instant::now().max(due + period(probe));
+                    due = Instant::now().max(time::later(due, period(probe)));
                     self.ask_and_announce(probe).await
                 }
             };
@@ -75,7 +86,7 @@ impl Task {
                         Outcome::Success | Outcome::Warning(_) => Finding::Success,
                     };
                     if early {
-                        due = Instant::now() + period(probe);
+                        due = time::after(period(probe));
                     }
                     eager &= outcome != Finding::Success;
                     if let Some(finding) = tally.count(probe, outcome) {
@@ -86,7 +97,7 @@ impl Task {
                     }
                 }
             }
-            let early = Instant::now() + eager_pause(probe, began.elapsed());
+            let early = time::after(eager_pause(probe, began.elapsed()));
             sleep_until(if eager { due.min(early) } else { due }).await;
         }
     }

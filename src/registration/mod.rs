@@ -28,6 +28,7 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::watch_object;
 use kube::{Client, Error as KubeError};
+use longshore_base::time;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -152,7 +153,7 @@ impl Registration {
                 () = self.inputs.changed() => {}
             }
             let outcome = self.update(report).await;
-            next_look = Instant::now() + if outcome.is_ok() { look } else { RETRY.min(look) };
+            next_look = time::after(if outcome.is_ok() { look } else { RETRY.min(look) });
             if let Err(error) = outcome {
                 warn!("cannot update the node's status: {error}");
             }
@@ -184,7 +185,7 @@ impl Registration {
         self.announce(old, &new);
         // after news, nodes that changed together are spread over the report interval
         let spread = if news { 0.5 + random_part() } else { 1.0 };
-        self.next_report = Instant::now() + report.mul_f64(spread);
+        self.next_report = time::after(report.min(time::FOREVER).mul_f64(spread));
         Ok(())
     }
 

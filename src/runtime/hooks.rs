@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
+use longshore_base::time;
 use longshore_pod::observed::{self, Sandbox};
 use longshore_pod::spec::{self, ContainerKind};
 use tokio::time::timeout;
@@ -115,5 +116,5 @@ impl PodRuntime {
 fn grace(pod: &Pod) -> Duration {
     let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
     let seconds = pod.metadata.deletion_grace_period_seconds.or(own).unwrap_or(0);
-    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+    time::seconds(seconds)
 }

@@ -1,5 +1,6 @@
 //! Connections: accepted up to a bound, with limits on what a peer can make us hold or wait for.
 
+use std::convert::Infallible;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -9,11 +10,18 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
-use axum::http::Request;
+use axum::http::{Request, StatusCode};
+use axum::response::Response;
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use longshore_base::connections::{
+    Connection, ConnectionLimiter, Counted, FIRST_REQUEST_TIMEOUT, Limits, MAX_ERROR_STREAMS,
+    MAX_RESET_STREAMS, RECEIVE_WINDOW,
+};
+use longshore_base::panics;
+use longshore_base::time::later;
 use longshore_streams as streams;
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -26,19 +34,12 @@ use tracing::debug;
 
 use super::audit::Audit;
 use super::auth::{Certified, Peer};
-use super::lobby::{Lobby, Seat};
 use super::tls::Tls;
 
-/// Connections at one time on one port that have shown leave for nothing yet.
-const STRANGERS: usize = 256;
-/// Connections at one time on one port that have.
-const GUESTS: usize = 4096;
 /// Requests at one time on one connection.
 const STREAMS: u32 = 100;
 /// The longest head of a request.
 const HEAD: usize = 64 * 1024;
-/// How long a peer may take to shake hands, and then to send the head of its first request.
-const PATIENCE: Duration = Duration::from_secs(15);
 /// How long a connection may be without a request after that.
 const IDLE: Duration = Duration::from_secs(90);
 /// How long a connection that is to end may take for it.
@@ -56,7 +57,7 @@ pub(super) async fn serve(
     router: Router,
     audit: Arc<Audit>,
 ) {
-    let lobby = Lobby::new(STRANGERS, GUESTS);
+    let limiter = ConnectionLimiter::new(Limits::DEFAULT);
     loop {
         let (socket, address) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -67,11 +68,11 @@ pub(super) async fn serve(
             }
         };
         let (tls, router, audit) = (tls.clone(), router.clone(), Arc::clone(&audit));
-        let (seat, makes_way) = lobby.enter();
+        let (place, evicted) = limiter.accept(address.ip());
         tokio::spawn(async move {
             tokio::select! {
-                () = connection(socket, address, seat, tls, router, &audit) => {}
-                () = makes_way => audit.broken(address, "too many connections that show nothing"),
+                () = connection(socket, address, place, tls, router, &audit) => {}
+                () = evicted => audit.broken(address, "too many unauthorized connections"),
             }
         });
     }
@@ -80,19 +81,21 @@ pub(super) async fn serve(
 async fn connection(
     socket: TcpStream,
     address: SocketAddr,
-    seat: Seat,
+    place: Arc<Connection>,
     tls: Option<Arc<Tls>>,
     router: Router,
     audit: &Audit,
 ) {
     tune(&socket);
     let (pace, watched) = watch::channel(Pace::new());
-    let mut peer = Peer { address: Some(address), certified: None, seat: Some(seat), pace };
+    // an upgrade outlives this, and is still a connection of the port
+    let socket = Counted::new(socket, Arc::clone(&place));
+    let mut peer = Peer { address: Some(address), certified: None, connection: Some(place), pace };
     let ended = match tls {
         None => http(socket, peer, watched, router).await,
         Some(tls) => {
             let acceptor = TlsAcceptor::from(tls.server_config());
-            match timeout(PATIENCE, acceptor.accept(socket)).await {
+            match timeout(FIRST_REQUEST_TIMEOUT, acceptor.accept(socket)).await {
                 Ok(Ok(stream)) => {
                     let chain = stream.get_ref().1.peer_certificates();
                     peer.certified = Some(Certified::new(tls, chain));
@@ -135,12 +138,11 @@ where
         request.extensions_mut().insert(Arc::clone(&peer));
         let running = Running::begin(&peer.pace);
         let is_upgrade = streams::is_upgrade(request.headers());
-        let answer = router.clone().oneshot(request);
+        let answer = contained(router.clone().oneshot(request));
         async move {
-            answer.await.map(|mut answer| {
-                streams::end_refused(is_upgrade, &mut answer);
-                answer.map(|body| Tracked { body, _running: running })
-            })
+            let mut answer = answer.await;
+            streams::end_refused(is_upgrade, &mut answer);
+            Ok::<_, Infallible>(answer.map(|body| Tracked { body, _running: running }))
         }
     });
     let mut builder = Builder::new(TokioExecutor::new());
@@ -150,9 +152,13 @@ where
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
+        .max_pending_accept_reset_streams(MAX_RESET_STREAMS)
+        .max_local_error_reset_streams(MAX_ERROR_STREAMS)
+        .initial_stream_window_size(RECEIVE_WINDOW)
+        .initial_connection_window_size(RECEIVE_WINDOW)
         .max_header_list_size(HEAD as u32)
-        .keep_alive_interval(Some(PATIENCE * 2))
-        .keep_alive_timeout(PATIENCE);
+        .keep_alive_interval(Some(FIRST_REQUEST_TIMEOUT * 2))
+        .keep_alive_timeout(FIRST_REQUEST_TIMEOUT);
     let mut connection =
         pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
     tokio::select! {
@@ -163,6 +169,21 @@ where
     // what is still unsaid then is half a head, or an answer that nobody takes
     let _ = timeout(FAREWELL, connection).await;
     Ok(())
+}
+
+/// A panic ends its request, and nothing else.
+async fn contained(
+    request: impl Future<Output = Result<Response<Body>, Infallible>>,
+) -> Response<Body> {
+    match panics::contain(request).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(never)) => match never {},
+        Err(_) => {
+            let mut answer = Response::new(Body::from("Internal Server Error"));
+            *answer.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+            answer
+        }
+    }
 }
 
 /// An error with its causes, on one line.
@@ -186,7 +207,7 @@ pub(super) struct Pace {
 
 impl Pace {
     fn new() -> Self {
-        Self { running: 0, since: Instant::now(), patience: PATIENCE, unwanted: false }
+        Self { running: 0, since: Instant::now(), patience: FIRST_REQUEST_TIMEOUT, unwanted: false }
     }
 
     /// Has a connection end after what it has asked for so far.
@@ -209,7 +230,7 @@ async fn over(mut watched: watch::Receiver<Pace>) {
             return;
         }
         tokio::select! {
-            () = sleep_until(pace.since + pace.patience), if pace.running == 0 => return,
+            () = sleep_until(later(pace.since, pace.patience)), if pace.running == 0 => return,
             changed = watched.changed() => if changed.is_err() { pending::<()>().await },
         }
     }
@@ -249,7 +270,12 @@ impl HttpBody for Tracked {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+        panics::contain_sync(|| Pin::new(&mut self.body).poll_frame(context)).unwrap_or_else(
+            |panicked| {
+                self.body = Body::empty();
+                Poll::Ready(Some(Err(axum::Error::new(panicked))))
+            },
+        )
     }
 
     fn is_end_stream(&self) -> bool {
@@ -258,5 +284,33 @@ impl HttpBody for Tracked {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    // Finding 2: a panic in one request ended the daemon
+    #[tokio::test]
+    async fn a_panic_ends_its_request_alone() {
+        let panics = async { if true { panic!("here") } else { Ok(Response::new(Body::empty())) } };
+        assert_eq!(contained(panics).await.status(), 500);
+        let fine = async { Ok(Response::new(Body::empty())) };
+        assert_eq!(contained(fine).await.status(), 200);
+    }
+
+    #[tokio::test]
+    async fn a_panic_ends_its_answer_alone() {
+        let frames = futures::stream::poll_fn(|_| -> Poll<Option<Result<Bytes, axum::Error>>> {
+            panic!("here")
+        });
+        let (pace, _watched) = watch::channel(Pace::new());
+        let mut body = Tracked { body: Body::from_stream(frames), _running: Running::begin(&pace) };
+        assert!(body.frame().await.unwrap().is_err());
+        assert!(body.frame().await.is_none());
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! What the answers are made of is asked of a [`Host`]; nothing else of the daemon is known here.
 //!
-//! `router` says what answers where, `auth` who may ask for it, `listen` and `lobby` what a peer can
+//! `router` says what answers where, `auth` who may ask for it, `listen` what a peer can
 //! make the daemon hold, and `audit` tells of those who were refused.
 
 mod audit;
@@ -15,7 +15,6 @@ mod debug;
 mod figures;
 mod health;
 mod listen;
-mod lobby;
 mod logs;
 mod metrics;
 mod node_logs;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
+use longshore_base::panics;
 use tokio::time::timeout;
 
 /// A figure cannot be had. Those who asked together share it, so it carries the cause as text.
@@ -154,5 +155,5 @@ impl<T: Send + Sync + 'static> Figure<T> {
 pub(super) async fn blocking<T: Send + 'static>(
     read: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<T, Error> {
-    tokio::task::spawn_blocking(read).await.map_err(Error::of)?.map_err(Error::of)
+    panics::blocking(read).await.map_err(Error::of)?.map_err(Error::of)
 }

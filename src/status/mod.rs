@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use longshore_base::panics;
 use longshore_metrics::Registry;
 use longshore_pod::spec;
 use tokio::sync::Notify;
@@ -208,7 +209,7 @@ impl StatusWriter {
             let Some(job) = state.next_job(desired) else { break };
             let client = client.clone();
             writes.spawn(async move {
-                let outcome = write(client, &job).await;
+                let outcome = panics::contain(write(client, &job)).await.unwrap_or(Outcome::Failed);
                 (job, outcome)
             });
         }

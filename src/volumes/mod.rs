@@ -42,6 +42,7 @@ use std::time::{Duration, Instant};
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Pod, Volume};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use longshore_base::panics;
 use longshore_metrics::Registry;
 use longshore_pod::spec;
 use tokio::sync::RwLock;
@@ -260,7 +261,7 @@ impl Volumes {
         let guard = self.lock(uid).write_owned().await;
         let began = Instant::now();
         let (inner, owned) = (Arc::clone(&self.inner), uid.to_owned());
-        let work = tokio::spawn(async move {
+        let work = panics::task(async move {
             let _guard = guard;
             let pods = inner.root.join(layout::PODS);
             in_pods(pods.clone(), owned.clone(), remove::sub_paths).await?;
@@ -314,7 +315,7 @@ async fn in_pods(
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
-    tokio::task::spawn_blocking(work).await.unwrap_or(Err(Error::Interrupted))
+    panics::blocking(work).await.unwrap_or(Err(Error::Interrupted))
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{
     NFSVolumeSource, NodeSelector, PersistentVolume, PersistentVolumeSpec, Pod, Volume,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use longshore_base::panics;
 use longshore_pod::spec;
 
 use super::claims::Bound;
@@ -258,7 +259,7 @@ impl Volumes {
         }
         let guard = self.lock(spec::uid(pod)).read_owned().await;
         let (inner, pod, persistent) = (Arc::clone(&self.inner), pod.clone(), persistent.clone());
-        let work = tokio::spawn(async move {
+        let work = panics::task(async move {
             let _guard = guard;
             let task = Task { node: &inner, pod: &pod, persistent: &persistent };
             task.check_reachable()?;

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Pod;
+use longshore_base::time;
 use longshore_pod::{Timestamp, spec};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use super::steps::Subject;
@@ -20,7 +21,7 @@ const DEFAULT_GRACE: i64 = 30;
 pub(crate) fn grace(pod: &Pod) -> Duration {
     let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
     let seconds = pod.metadata.deletion_grace_period_seconds.or(own).unwrap_or(DEFAULT_GRACE);
-    Duration::from_secs(u64::try_from(seconds.max(1)).unwrap_or(1))
+    time::seconds(seconds.max(1))
 }
 
 /// What is in the way of an end that is tried again and again: worth a line when it is new.
@@ -42,7 +43,7 @@ impl Task {
     pub(super) fn begin_end(&mut self, grace: Duration, why: Why) {
         debug!(pod = describe(&self.pod), ?grace, ?why, "pod ends");
         self.phase = Phase::Terminating { grace, why };
-        self.deadline.send_replace(Some(Instant::now() + grace));
+        self.deadline.send_replace(Some(time::after(grace)));
         self.steps.recall_all();
         self.retry_at = None;
         self.tools.probes.wind_down(spec::uid(&self.pod));
@@ -56,7 +57,7 @@ impl Task {
         self.phase = Phase::Terminating { grace: grace.min(newer), why };
         if newer < grace {
             debug!(pod = describe(&self.pod), ?newer, ?why, "pod ends sooner");
-            let sooner = Instant::now() + newer;
+            let sooner = time::after(newer);
             self.deadline.send_modify(|at| *at = Some(at.map_or(sooner, |at| at.min(sooner))));
         }
     }

@@ -16,6 +16,7 @@ mod resize;
 mod steps;
 mod stop;
 mod stopwatch;
+mod supervisor;
 mod sync;
 mod task;
 mod tell;

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use longshore_base::panics::Panicked;
 use longshore_pod::observed::ObservedPod;
 use longshore_pod::spec::{self, Gates};
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
@@ -19,6 +19,7 @@ use super::Order;
 use super::ender::Ender;
 use super::metrics::Metrics;
 use super::place::Places;
+use super::supervisor::{Happened, Start, Supervisor};
 use super::task::Task;
 use crate::admission::Admission;
 use crate::desired::{Change, Desired};
@@ -75,7 +76,7 @@ pub struct Pool {
     workers: Ender,
     /// Pods that wait for an earlier one to come to its end, by UID.
     waiting: HashMap<String, Arc<Pod>>,
-    tasks: JoinSet<String>,
+    supervisor: Supervisor,
     /// Whether directories that earlier daemons left have been looked for.
     swept: bool,
     pulse: watch::Sender<Instant>,
@@ -89,7 +90,7 @@ impl Pool {
             desired,
             workers,
             waiting: HashMap::new(),
-            tasks: JoinSet::new(),
+            supervisor: Supervisor::new(),
             swept: false,
             pulse: watch::Sender::new(Instant::now()),
         }
@@ -125,9 +126,10 @@ impl Pool {
                     Some(change) => self.order(change),
                     None => break,
                 },
-                Some(ended) = self.tasks.join_next(), if !self.tasks.is_empty() => match ended {
-                    Ok(uid) => self.ended(&uid),
-                    Err(error) => error!(%error, "a worker ended early"),
+                happened = self.supervisor.next() => match happened {
+                    Happened::Ended(uid) => self.ended(&uid),
+                    Happened::Panicked(uid, panicked) => self.panicked(&uid, &panicked),
+                    Happened::Due(start) => self.start(start),
                 },
                 alive = relisted.changed() => {
                     if alive.is_err() {
@@ -137,7 +139,7 @@ impl Pool {
                 }
             }
         }
-        self.tasks.shutdown().await;
+        self.supervisor.shutdown().await;
     }
 
     fn order(&mut self, change: Change) {
@@ -165,15 +167,37 @@ impl Pool {
         match workers.get(&uid) {
             Some(worker) => worker.send_modify(|order| order.pod = pod),
             None => {
-                let (orders, order) = watch::channel(Order { pod, gone: false, end: None });
-                workers.insert(uid, orders);
+                let order = watch::Sender::new(Order { pod, gone: false, end: None });
+                workers.insert(uid.clone(), order);
                 drop(workers);
-                let mut task = Task::new(self.tools.clone(), order);
-                // Here, so that pods are taken in in the order in which they come.
-                task.admit();
-                self.tasks.spawn(task.run());
+                self.start(Start { uid, is_orphan: false });
             }
         }
+    }
+
+    /// Start the worker of a pod that has its order.
+    fn start(&mut self, start: Start) {
+        let order = self.workers.workers().get(&start.uid).map(watch::Sender::subscribe);
+        let Some(order) = order else { return };
+        let (tools, is_orphan) = (self.tools.clone(), start.is_orphan);
+        self.supervisor.start(start, || {
+            let mut task = Task::new(tools, order);
+            if !is_orphan {
+                // Here, so that pods are taken in in the order in which they come.
+                task.admit();
+            }
+            async move { if is_orphan { task.run_orphan().await } else { task.run().await } }
+        });
+    }
+
+    /// What the pod has on the node stays: the next worker takes it over.
+    fn panicked(&self, uid: &str, panicked: &Panicked) {
+        let pod = self.workers.workers().get(uid).map(|order| order.borrow().pod.clone());
+        let Some(pod) = pod else { return };
+        let (name, namespace) = (spec::name(&pod), spec::namespace(&pod));
+        error!(pod = name, namespace, uid, "the worker of a pod was ended by a panic");
+        let message = format!("error syncing pod: {panicked}");
+        self.tools.announcer.pod(&pod, true, "FailedSync", &message);
     }
 
     /// A pod has left nothing: it makes way for itself, if it was set again meanwhile, or for the
@@ -229,9 +253,10 @@ impl Pool {
         let (pod, namespace) = (&observed.name, &observed.namespace);
         info!(pod, namespace, uid, "pod is there and should not be");
         let pod = Arc::new(orphan(observed));
-        let (orders, order) = watch::channel(Order { pod, gone: true, end: None });
-        workers.insert(uid.clone(), orders);
-        self.tasks.spawn(Task::new(self.tools.clone(), order).run_orphan());
+        let order = watch::Sender::new(Order { pod, gone: true, end: None });
+        workers.insert(uid.clone(), order);
+        drop(workers);
+        self.start(Start { uid: uid.clone(), is_orphan: true });
         true
     }
 }

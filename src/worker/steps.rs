@@ -2,16 +2,22 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
+use longshore_base::panics;
 use longshore_pod::Timestamp;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::objects::Changed;
 use crate::runtime::{Present, StartError};
 use crate::volumes::PodMounts;
+
+/// A step that panicked is not begun again before.
+const AFTER_PANIC: Duration = Duration::from_secs(10);
 
 /// What a step is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -111,7 +117,18 @@ impl Steps {
         let step = step(recall.clone());
         let known = Known { begun: Timestamp::now(), recall, stops: None, replaces: false };
         self.known.insert(subject.clone(), known);
-        self.running.push(Box::pin(async move { (subject, step.await) }));
+        let contained = async move {
+            let outcome = match panics::contain(step).await {
+                Ok(outcome) => outcome,
+                Err(panicked) => {
+                    sleep(AFTER_PANIC).await;
+                    let message = format!("error syncing pod: {panicked}");
+                    Outcome::Failed(Failure::new("FailedSync", message))
+                }
+            };
+            (subject, outcome)
+        };
+        self.running.push(Box::pin(contained));
     }
 
     pub(super) fn is_busy(&self, subject: &Subject) -> bool {
@@ -176,5 +193,30 @@ impl Steps {
             }
             None => std::future::pending().await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::panic)]
+
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// Finding 13: a panic in one step is its failure, and the worker goes on.
+    #[tokio::test(start_paused = true)]
+    async fn a_step_that_panics_has_failed() {
+        let mut steps = Steps::default();
+        let container = Subject::Container("c".to_owned());
+        steps.begin(container.clone(), |_| async { panic!("as the test wants it") });
+        steps.begin(Subject::Volumes, |_| async { Outcome::Done });
+        assert!(matches!(steps.next().await, Outcome::Done));
+        let began = Instant::now();
+        let Outcome::Failed(failure) = steps.next().await else { panic!("it has failed") };
+        assert_eq!(failure.reason, "FailedSync");
+        assert!(failure.message.starts_with("error syncing pod: "), "{}", failure.message);
+        assert_eq!(began.elapsed(), AFTER_PANIC);
+        assert!(!steps.is_busy(&container), "it can be begun again");
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use longshore_base::time;
 use longshore_pod::observed::{self, ObservedPod};
 use longshore_pod::spec;
 use tokio::sync::watch;
@@ -19,8 +20,6 @@ const LEAST: Duration = Duration::from_secs(2);
 /// Pauses between tries of a call that fails.
 const RETRY_BASE: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(10);
-/// Far enough away to be never.
-const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// How a container is to be stopped.
 pub(super) struct Farewell {
@@ -43,7 +42,7 @@ pub(super) struct Deadline {
 impl Deadline {
     /// In `grace` from now.
     pub(super) fn after(grace: Duration, pods: watch::Receiver<Option<Instant>>) -> Self {
-        Self { own: Instant::now() + grace.min(NEVER), pods }
+        Self { own: time::after(grace), pods }
     }
 
     fn at(&self) -> Instant {
@@ -128,7 +127,7 @@ pub(super) async fn stop(
             // However it came about: it is what was wanted.
             _ = observed.wait_for(|seen| !may_run(seen, &run.id)) => return,
         }
-        pause = (pause * 2).min(RETRY_MAX);
+        pause = pause.saturating_mul(2).min(RETRY_MAX);
     }
 }
 

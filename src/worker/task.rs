@@ -152,16 +152,16 @@ impl Task {
     }
 
     /// The worker of a pod that runs and that nobody wants: its containers tell what it was.
-    pub(super) async fn run_orphan(mut self) -> String {
+    pub(super) async fn run_orphan(mut self) {
         let observed = self.observed.borrow().clone();
         self.stopwatch.is_orphan();
         self.pod = Arc::new(self.tools.runtime.restore(&self.pod, &observed).await);
         self.asked = self.pod.clone();
-        self.run().await
+        self.run().await;
     }
 
-    /// Work until nothing of the pod is left to care for; gives its UID.
-    pub(super) async fn run(mut self) -> String {
+    /// Work until nothing of the pod is left to care for.
+    pub(super) async fn run(mut self) {
         self.tools.objects.register(&self.pod);
         self.stopwatch.begin(&self.pod, !matches!(self.entry, Entry::Known));
         self.enter().await;
@@ -181,7 +181,7 @@ impl Task {
                 }
                 (Phase::Terminated, _) => {
                     self.clean_up().await;
-                    return spec::uid(&self.pod).to_owned();
+                    return;
                 }
             };
             if let Some(wake_at) = wake_at {

@@ -7,11 +7,13 @@ use clap::Parser;
 use longshore_apiserver::args::{Cli, Command, KubeconfigArgs, ServeArgs};
 use longshore_apiserver::pki::Pki;
 use longshore_apiserver::{Server, kubeconfig};
+use longshore_base::panics;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 fn main() -> anyhow::Result<()> {
+    panics::install();
     let cli = Cli::parse();
     match &cli.command {
         Some(Command::Kubeconfig(args)) => print_kubeconfig(args),

@@ -28,8 +28,7 @@ pub(crate) fn run<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
 
 /// Whether the runtime has other threads to go on with.
 fn may_block() -> bool {
-    Handle::try_current()
-        .is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread)
+    Handle::try_current().is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread)
 }
 
 /// One of the threads, until it is dropped.

@@ -22,6 +22,15 @@ use crate::budget::{Budget, Holder, Share};
 /// How long a peer may take for the TLS handshake, and then for the head of its first request.
 pub const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// Streams of HTTP/2 that a client has opened and reset before the server looked at them, and streams
+/// that the server resets because of what a client sent: beyond these the connection ends
+/// (CVE-2023-44487).
+pub const MAX_RESET_STREAMS: usize = 20;
+/// See [`MAX_RESET_STREAMS`].
+pub const MAX_ERROR_STREAMS: usize = 128;
+/// How many bytes of request bodies a connection of HTTP/2 buffers that nobody has read yet.
+pub const RECEIVE_WINDOW: u32 = 256 << 10;
+
 /// How many connections a server holds at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
@@ -40,9 +49,8 @@ impl Limits {
     /// What a server takes that may have this many files open: at most half of them are connections.
     #[must_use]
     pub fn for_open_files(files: u64) -> Self {
-        let part = |most: usize, of: u64| {
-            usize::try_from(files / of).unwrap_or(most).clamp(8, most)
-        };
+        let part =
+            |most: usize, of: u64| usize::try_from(files / of).unwrap_or(most).clamp(8, most);
         Self {
             unauthorized: part(Self::DEFAULT.unauthorized, 16),
             authorized: part(Self::DEFAULT.authorized, 4),
@@ -259,7 +267,8 @@ mod tests {
     // Finding 8
     #[test]
     fn the_oldest_unauthorized_connection_is_closed_for_a_new_one() {
-        let limiter = ConnectionLimiter::new(Limits { unauthorized: 2, authorized: 2, reserved: 0 });
+        let limiter =
+            ConnectionLimiter::new(Limits { unauthorized: 2, authorized: 2, reserved: 0 });
         let (first, mut first_evicted) = accept(&limiter, "10.0.0.1");
         let (second, mut second_evicted) = accept(&limiter, "10.0.0.1");
         assert!(first.authorize(&user("a")) && first.authorize(&user("a")));
@@ -283,7 +292,8 @@ mod tests {
     // Finding 8
     #[test]
     fn a_crowd_from_one_address_only_closes_its_own_connections() {
-        let limiter = ConnectionLimiter::new(Limits { unauthorized: 4, authorized: 8, reserved: 0 });
+        let limiter =
+            ConnectionLimiter::new(Limits { unauthorized: 4, authorized: 8, reserved: 0 });
         let (_honest, mut honest_evicted) = accept(&limiter, "10.0.0.2");
         for address in ["10.0.0.1", "::ffff:10.0.0.1", "10.0.0.1"] {
             let crowd: Vec<_> = (0..100).map(|_| accept(&limiter, address)).collect();
@@ -291,18 +301,16 @@ mod tests {
             drop(crowd);
         }
         let mut next = 0u32..;
-        let crowd: Vec<_> = next
-            .by_ref()
-            .take(100)
-            .map(|i| accept(&limiter, &format!("fd00::{i:x}")))
-            .collect();
+        let crowd: Vec<_> =
+            next.by_ref().take(100).map(|i| accept(&limiter, &format!("fd00::{i:x}"))).collect();
         assert!(!is_over(&mut honest_evicted), "a /64 is one peer");
         drop(crowd);
     }
 
     #[test]
     fn users_of_the_system_have_connections_of_their_own() {
-        let limiter = ConnectionLimiter::new(Limits { unauthorized: 64, authorized: 8, reserved: 4 });
+        let limiter =
+            ConnectionLimiter::new(Limits { unauthorized: 64, authorized: 8, reserved: 4 });
         let mut held = Vec::new();
         for i in 0..40 {
             let (connection, _) = accept(&limiter, "10.0.0.1");

@@ -1,2 +1,225 @@
 //! A panic in the work on one pod or one request ends that work. Anywhere else it ends the daemon, so
 //! that no part of it is missing unnoticed.
+//!
+//! Both programs call [`install`] first. Work on one pod or one request goes through [`contain`],
+//! [`contain_sync`] or [`blocking`]. A stack overflow and a lack of memory are no panics: they end the
+//! process wherever they happen.
+
+use std::any::Any;
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::cell::{Cell, RefCell};
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
+use std::task::Poll;
+
+use tokio::task::JoinError;
+use tracing::error;
+
+thread_local! {
+    /// How many contained scopes this thread is in.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// What the hook knew of the panic that is being unwound.
+    static LAST: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Work that was ended by a panic: its message and place, without what may be somebody's data.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("internal error: {0}")]
+pub struct Panicked(String);
+
+/// Logs each panic, and ends the process after one that is not contained.
+pub fn install() {
+    std::panic::set_hook(Box::new(|info| {
+        let contained = DEPTH.get() > 0;
+        let panic = described(info);
+        let backtrace = Backtrace::capture();
+        match backtrace.status() {
+            BacktraceStatus::Captured => error!(contained, %backtrace, "panic: {panic}"),
+            _ => error!(contained, "panic: {panic}"),
+        }
+        if !tracing::dispatcher::has_been_set() {
+            // Standard error may be closed, or its disk full.
+            let _ = writeln!(std::io::stderr(), "panic: {panic}");
+        }
+        if !contained {
+            std::process::abort();
+        }
+        LAST.set(Some(panic));
+    }));
+}
+
+/// The work, up to its end or its panic.
+///
+/// # Errors
+/// The work panicked. What it held has been dropped.
+pub fn contain<W: Future>(work: W) -> impl Future<Output = Result<W::Output, Panicked>> {
+    // Boxed once: as the argument of an `async fn` it would take its room twice.
+    let mut work = Box::pin(work);
+    std::future::poll_fn(move |context| {
+        contain_sync(|| work.as_mut().poll(context))
+            .map_or_else(|panicked| Poll::Ready(Err(panicked)), |poll| poll.map(Ok))
+    })
+}
+
+/// As [`contain`], for work that does not wait.
+///
+/// # Errors
+/// The work panicked.
+pub fn contain_sync<T>(work: impl FnOnce() -> T) -> Result<T, Panicked> {
+    let _scope = Scope::enter();
+    catch_unwind(AssertUnwindSafe(work))
+        .map_err(|payload| Panicked(LAST.take().unwrap_or_else(|| harmless(&*payload))))
+}
+
+/// As [`contain_sync`], on a thread where work may block.
+///
+/// # Errors
+/// The work panicked, or the runtime shuts down.
+pub async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Panicked> {
+    flat(tokio::task::spawn_blocking(|| contain_sync(work)).await)
+}
+
+/// As [`contain`], in a task of its own: the work goes on when nobody waits for it any more.
+///
+/// # Errors
+/// The work panicked, or the runtime shuts down.
+pub async fn task<W>(work: W) -> Result<W::Output, Panicked>
+where
+    W: Future<Output: Send + 'static> + Send + 'static,
+{
+    flat(tokio::spawn(contain(work)).await)
+}
+
+fn flat<T>(joined: Result<Result<T, Panicked>, JoinError>) -> Result<T, Panicked> {
+    joined.unwrap_or_else(|_| Err(Panicked("the runtime shuts down".to_owned())))
+}
+
+/// Counts the contained scopes of this thread.
+struct Scope;
+
+impl Scope {
+    fn enter() -> Self {
+        DEPTH.set(DEPTH.get().saturating_add(1));
+        Self
+    }
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        DEPTH.set(DEPTH.get().saturating_sub(1));
+    }
+}
+
+fn described(info: &PanicHookInfo<'_>) -> String {
+    let message = harmless(info.payload());
+    match info.location() {
+        Some(place) => format!("{message} at {place}"),
+        None => message,
+    }
+}
+
+/// The message of a panic. What is put into a message at run time may be a secret: the standard
+/// library quotes the text that was cut in the middle of a character, and the error that was not
+/// expected. So such a message ends before the first quotation.
+fn harmless(payload: &(dyn Any + Send)) -> String {
+    if let Some(message) = payload.downcast_ref::<&'static str>() {
+        return (*message).to_owned();
+    }
+    let message = payload.downcast_ref::<String>().map_or("", String::as_str);
+    let message = message.split(['`', '"', '\'']).next().unwrap_or_default().trim_end();
+    if message.is_empty() { "panic".to_owned() } else { message.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::panic, clippy::unwrap_used, clippy::expect_used)]
+
+    use std::process::Command;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_ends_the_work_that_it_is_in() {
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let held = Held(dropped.clone());
+        let work = async move {
+            let _held = held;
+            tokio::task::yield_now().await;
+            panic!("of this work");
+        };
+        let error = contain(work).await.unwrap_err();
+        assert!(error.to_string().contains("of this work"), "{error}");
+        assert_eq!(dropped.load(Ordering::SeqCst), 1, "what it held is given back");
+        assert_eq!(contain(async { 7 }).await, Ok(7));
+        assert!(blocking(|| panic!("on another thread")).await.is_err());
+        assert_eq!(blocking(|| 7).await, Ok(7));
+        assert!(task(async { panic!("in a task") }).await.is_err());
+        assert_eq!(task(async { 7 }).await, Ok(7));
+        assert_eq!(DEPTH.get(), 0, "no scope stays open");
+    }
+
+    struct Held(Arc<AtomicUsize>);
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_message_holds_no_data() {
+        let secret = "pässword";
+        for work in [
+            (|| drop(secret[..2].to_owned())) as fn(),
+            || drop(Err::<(), _>(secret).unwrap()),
+            || panic!("unexpected: {secret:?}"),
+        ] {
+            let error = contain_sync(work).unwrap_err().to_string();
+            assert!(!error.contains("ssword"), "{error}");
+        }
+        let error = contain_sync(|| drop([0; 3][secret.len()..].to_owned())).unwrap_err();
+        assert!(error.to_string().contains("out of range"), "{error}");
+    }
+
+    /// This test's own program again: what it does with that panic in a daemon's hook.
+    fn ends(how: &str) -> std::process::ExitStatus {
+        let test = "panics::tests::in_a_program_of_its_own";
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        program.args(["--exact", test, "--nocapture"]).env("PANIC_OF_TEST", how);
+        program.output().unwrap().status
+    }
+
+    #[test]
+    fn in_a_program_of_its_own() {
+        let Ok(how) = std::env::var("PANIC_OF_TEST") else { return };
+        install();
+        let panics = || panic!("as the test wants it");
+        let runtime = tokio::runtime::Builder::new_multi_thread().build().unwrap();
+        let done = match how.as_str() {
+            "contained" => runtime.block_on(async {
+                let task = tokio::spawn(contain(async move { panics() }));
+                task.await.unwrap().is_err() && blocking(panics).await.is_err()
+            }),
+            "after" => {
+                assert!(contain_sync(panics).is_err());
+                panics()
+            }
+            _ => runtime.block_on(async { tokio::spawn(async move { panics() }).await.is_err() }),
+        };
+        std::process::exit(if done { 0 } else { 3 });
+    }
+
+    #[test]
+    fn a_panic_elsewhere_ends_the_process() {
+        use std::os::unix::process::ExitStatusExt;
+        assert_eq!(ends("contained").code(), Some(0));
+        for how in ["elsewhere", "after"] {
+            let status = ends(how);
+            assert!(status.signal().is_some(), "{how}: {status}");
+        }
+    }
+}

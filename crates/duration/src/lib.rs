@@ -17,12 +17,12 @@ impl GoDuration {
 
     /// That many seconds.
     pub const fn secs(seconds: i64) -> Self {
-        Self(seconds * 1_000_000_000)
+        Self(seconds.saturating_mul(1_000_000_000))
     }
 
     /// That many milliseconds.
     pub const fn millis(milliseconds: i64) -> Self {
-        Self(milliseconds * 1_000_000)
+        Self(milliseconds.saturating_mul(1_000_000))
     }
 
     /// That many nanoseconds.

@@ -7,6 +7,7 @@ use hyper::header::{CONNECTION, HeaderMap, HeaderValue, UPGRADE};
 use hyper::upgrade::Upgraded;
 use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
+use longshore_base::panics;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy, sink, split};
 use tokio::time::timeout;
 use tracing::debug;
@@ -39,12 +40,12 @@ where
     let mut response = send(io, request).await?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let (client, backend) = (hyper::upgrade::on(client), hyper::upgrade::on(&mut response));
-        tokio::spawn(async move {
+        tokio::spawn(panics::contain(async move {
             match futures::try_join!(client, backend) {
                 Ok((client, backend)) => join(client, backend, idle).await,
                 Err(error) => debug!("upgrade failed: {error}"),
             }
-        });
+        }));
     } else {
         drop_hop_headers(response.headers_mut());
         end_refused(true, &mut response);

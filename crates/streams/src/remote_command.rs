@@ -11,6 +11,7 @@ use hyper::Request;
 use hyper::header::HeaderMap;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
+use longshore_base::panics;
 use serde_json::json;
 use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf, split};
 use tokio::sync::{Mutex, mpsc};
@@ -75,7 +76,7 @@ pub fn remote_command<B>(
 ) -> Result<Answer, Error> {
     let answer = accept(client, Some(PROTOCOL))?;
     let upgrade = hyper::upgrade::on(client);
-    tokio::spawn(async move {
+    tokio::spawn(panics::contain(async move {
         match upgrade.await {
             Ok(client) => {
                 let (client, expired) = Active::new(client, idle);
@@ -86,7 +87,7 @@ pub fn remote_command<B>(
             }
             Err(error) => debug!("upgrade failed: {error}"),
         }
-    });
+    }));
     Ok(answer)
 }
 

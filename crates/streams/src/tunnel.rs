@@ -9,6 +9,7 @@ use hyper::header::HeaderMap;
 use hyper::upgrade::Upgraded;
 use hyper::{Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
+use longshore_base::panics;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
@@ -59,12 +60,12 @@ where
     let protocol = chosen.map(|chosen| format!("{PREFIX}{}", chosen.trim()));
     let answer = accept(client, protocol.as_deref())?;
     let (client, backend) = (hyper::upgrade::on(client), hyper::upgrade::on(&mut response));
-    tokio::spawn(async move {
+    tokio::spawn(panics::contain(async move {
         match futures::try_join!(client, backend) {
             Ok((client, backend)) => join(client, backend, idle).await,
             Err(error) => debug!("upgrade failed: {error}"),
         }
-    });
+    }));
     Ok(answer)
 }
 

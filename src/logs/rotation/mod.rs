@@ -24,6 +24,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use longshore_base::panics;
 use longshore_cri::Runtime;
 use longshore_pod::qos::milli;
 use tokio::sync::Semaphore;
@@ -176,7 +177,7 @@ impl<C: Containers> Rotation<C> {
             let due = |subject: Subject| Some((due(&subject.log, max_size)?, subject));
             subjects.into_iter().filter_map(due).map(|(due, subject)| (subject, due)).collect()
         };
-        let Ok(due) = tokio::task::spawn_blocking(look).await else { return };
+        let Ok(due) = panics::blocking(look).await else { return };
         let rotations = futures::stream::iter(due);
         rotations
             .for_each_concurrent(self.policy.workers, |(subject, due)| async move {
@@ -209,7 +210,7 @@ impl<C: Containers> Rotation<C> {
             files::remove_excess(&path, keep)?;
             files::put_away(&path)
         };
-        let done = tokio::task::spawn_blocking(put_away).await;
+        let done = panics::blocking(put_away).await;
         let rotated = done.map_err(|error| Error::at(log)(io::Error::other(error)))??;
         if let Err(error) = self.reopen(subject).await {
             // The next round tries again. Should the runtime have begun a new log all the same, it

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use longshore_base::panics;
 use rustix::process::setpriority_process;
 use tokio::sync::oneshot;
 
@@ -27,7 +28,11 @@ pub(super) async fn in_background(log: PathBuf, keep: usize) -> Result<(), Error
             // of this thread alone; without it, packing is done all the same
             let _ = setpriority_process(None, NICEST);
             // what was removed while it was being packed has come back
-            let _ = done.send(all(&log).and_then(|()| files::remove_excess(&log, keep)));
+            let packed = || all(&log).and_then(|()| files::remove_excess(&log, keep));
+            // who waits is told of a panic by the loss of this sender
+            if let Ok(packed) = panics::contain_sync(packed) {
+                let _ = done.send(packed);
+            }
         }
     };
     let thread = std::thread::Builder::new().name("pack-logs".to_owned()).spawn(work);

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use longshore_base::panics;
 use longshore_pod::resize::{self, PodResources};
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -130,7 +131,7 @@ impl Ledger {
             }
             Ok(())
         };
-        let written = tokio::task::spawn_blocking(write).await;
+        let written = panics::blocking(write).await;
         let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
         self.settled.send_if_modified(|settled| std::mem::replace(settled, changes) != changes);
         if let Err(error) = &written {

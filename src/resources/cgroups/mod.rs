@@ -23,6 +23,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use longshore_base::panics;
 use longshore_metrics::Registry;
 use longshore_pod::qos::{QosClass, class};
 use longshore_pod::spec;
@@ -334,7 +335,7 @@ impl Shared {
     ) -> Result<T, Error> {
         let (fs, path) = (self.fs.clone(), PathBuf::from(name.path(self.driver)));
         let at = path.clone();
-        let done = tokio::task::spawn_blocking(move || work(&fs, &path)).await;
+        let done = panics::blocking(move || work(&fs, &path)).await;
         done.map_err(|error| Error::at(&at)(io::Error::other(error)))?
     }
 }

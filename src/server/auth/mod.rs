@@ -22,6 +22,8 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::api::{Api, PostParams};
 use kube::{Client, Error as KubeError};
+use longshore_base::budget::{Holder, Priority};
+use longshore_base::connections::Connection;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{Semaphore, watch};
 use tracing::warn;
@@ -32,7 +34,6 @@ pub(super) use self::metrics::Reviews;
 use super::Refusal;
 use super::audit::{Asked, Audit};
 use super::listen::Pace;
-use super::lobby::Seat;
 use crate::config::Config;
 
 /// Answers remembered of each kind.
@@ -59,6 +60,16 @@ impl User {
         Self { name, groups, ..Self::default() }
     }
 
+    /// The user as a holder of connections. The apiserver comes as one user for all of its callers.
+    fn holder(&self) -> Holder {
+        let is_system = self.name == "kube-apiserver-kubelet-client"
+            || self
+                .groups
+                .iter()
+                .any(|group| matches!(group.as_str(), "system:masters" | "system:nodes"));
+        Holder::new(&self.name, if is_system { Priority::System } else { Priority::Ordinary })
+    }
+
     fn anonymous() -> Self {
         let groups = vec!["system:unauthenticated".to_owned()];
         Self { name: "system:anonymous".to_owned(), groups, ..Self::default() }
@@ -78,10 +89,17 @@ pub(super) struct Peer {
     pub(super) address: Option<SocketAddr>,
     /// By its certificate; `None` where nobody shows one.
     pub(super) certified: Option<Certified>,
-    /// The connection's place among all.
-    pub(super) seat: Option<Seat>,
+    /// The connection as the port's limiter knows it.
+    pub(super) connection: Option<Arc<Connection>>,
     /// What it does.
     pub(super) pace: watch::Sender<Pace>,
+}
+
+impl Peer {
+    /// A request of this user is authorized, and so is the connection; `false`: there are too many.
+    fn authorize(&self, user: &User) -> bool {
+        self.connection.as_ref().is_none_or(|connection| connection.authorize(&user.holder()))
+    }
 }
 
 /// The bearer token of a request.
@@ -293,7 +311,7 @@ pub(super) async fn gate(
         Refusal(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned())
     })?;
     match auth.admit(&user, &method, &path).await {
-        Ok(()) if peer.seat.as_ref().is_none_or(Seat::go_inside) => {
+        Ok(()) if peer.authorize(&user) => {
             if is_stream(&path) || !matches!(method, Method::GET | Method::HEAD) {
                 auth.audit.admitted(&asked(&user.name));
             }

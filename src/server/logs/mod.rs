@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::jiff::Timestamp;
+use longshore_base::panics;
 use longshore_pod::spec;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -74,7 +75,7 @@ async fn container_logs(
         .ok_or_else(|| unavailable(format!("unable to retrieve container logs for {full_id}")))?;
     let log = Log::open(&path, &options).await.map_err(|error| unavailable(error.to_string()))?;
     let (output, input) = mpsc::channel(PIECES);
-    tokio::spawn(log.send(host.until_ended(spec::uid(&pod), id), output));
+    tokio::spawn(panics::contain(log.send(host.until_ended(spec::uid(&pod), id), output)));
     let body = Body::from_stream(ReceiverStream::new(input));
     Ok(([("content-type", "text/plain")], body).into_response())
 }

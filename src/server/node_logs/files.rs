@@ -8,6 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
+use longshore_base::panics;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2, readlinkat};
 use rustix::io::Errno;
 use tokio::io::AsyncReadExt;
@@ -71,7 +72,7 @@ impl Root {
         headers: &HeaderMap,
     ) -> Result<Response, FileError> {
         let (root, relative) = (self.clone(), relative(path)?);
-        let find = tokio::task::spawn_blocking(move || root.find(&relative));
+        let find = panics::blocking(move || root.find(&relative));
         let found = find.await.map_err(|error| FileError::Io(io::Error::other(error)))??;
         match found {
             Found::Directory(entries) => Ok(Html(listing(url, &entries)).into_response()),

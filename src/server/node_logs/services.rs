@@ -8,6 +8,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
+use longshore_base::panics;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 use tokio::sync::{Semaphore, mpsc};
@@ -44,7 +45,7 @@ impl Services {
     pub(super) fn answer(&self, services: Vec<String>, options: Options) -> Response {
         let (output, input) = mpsc::channel(BLOCKS);
         let (root, turns) = (self.root.clone(), Arc::clone(&self.turns));
-        tokio::spawn(async move {
+        tokio::spawn(panics::contain(async move {
             let work = async {
                 let Ok(_turn) = turns.acquire().await else { return };
                 copy(&root, services, &options, &output).await;
@@ -56,7 +57,7 @@ impl Services {
                 // nobody reads any more
                 () = output.closed() => {}
             }
-        });
+        }));
         text_stream(Body::from_stream(ReceiverStream::new(input).map(Ok::<_, std::io::Error>)))
     }
 }
@@ -162,7 +163,7 @@ async fn copy_file(root: &Root, service: &str, output: &Output) {
     let names = [service.to_owned(), format!("{service}.log"), format!("{service}/{service}.log")];
     for name in names {
         let (root, path) = (root.clone(), PathBuf::from(&name));
-        let opened = tokio::task::spawn_blocking(move || root.open(&path)).await;
+        let opened = panics::blocking(move || root.open(&path)).await;
         let result = match opened.map_err(std::io::Error::other) {
             Ok(Ok(file)) => send_all(tokio::fs::File::from_std(file), output).await,
             Ok(Err(FileError::Missing)) => continue,

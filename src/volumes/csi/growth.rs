@@ -9,6 +9,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::Api;
+use longshore_base::panics;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
@@ -75,7 +76,7 @@ pub(super) fn follow(task: &Task<'_>, volume: &Volume<'_>, grown: Grown) {
         refused: (grown == Grown::InUse).then(|| bytes(capacity)),
         seen: None,
     };
-    let following = tokio::spawn(follower.run()).abort_handle();
+    let following = tokio::spawn(panics::contain(follower.run())).abort_handle();
     task.node.csi.keep(task.uid(), &persistent.spec_name, Chore::Grow, following);
 }
 

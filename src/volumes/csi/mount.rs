@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use longshore_base::panics;
 use tracing::{debug, warn};
 
 use super::super::host::mounts::Table;
@@ -161,7 +162,7 @@ pub(super) fn clear_of(mounts: &Table, place: &Place) -> Result<(), Error> {
 fn republish_later(task: &Task<'_>) {
     let (node, pod) = (Arc::clone(task.node), task.pod.clone());
     let persistent = task.persistent.clone();
-    let republishing = tokio::spawn(republish(node, pod, persistent));
+    let republishing = tokio::spawn(panics::contain(republish(node, pod, persistent)));
     let handle = republishing.abort_handle();
     task.node.csi.keep(task.uid(), &task.persistent.dir_name(), Chore::Republish, handle);
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use longshore_base::panics;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
@@ -140,7 +141,7 @@ pub(super) async fn leave(
         held.leave(uid);
     }
     if is_last {
-        tokio::spawn(unstage_unless_used(Arc::clone(node), Some(held), staged));
+        tokio::spawn(panics::contain(unstage_unless_used(Arc::clone(node), Some(held), staged)));
     }
     Ok(())
 }
@@ -197,7 +198,11 @@ pub(in crate::volumes) async fn recover(node: &Arc<Inner>) {
         // What cannot be told is told again, and tried again.
         if !owners(node, &held).await.is_ok_and(|owners| !owners.is_empty()) {
             held.enter(NOBODY);
-            tokio::spawn(unstage_unless_used(Arc::clone(node), Some(held), staged));
+            tokio::spawn(panics::contain(unstage_unless_used(
+                Arc::clone(node),
+                Some(held),
+                staged,
+            )));
         }
     }
 }

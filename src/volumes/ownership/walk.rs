@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use longshore_base::panics;
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, chownat, fchmod, fchown, fstat, openat, statat,
 };
@@ -135,7 +136,8 @@ impl Queue {
     /// Takes jobs until none is left and none can come.
     fn work(&self, change: Change, seen: &AtomicU64) {
         while let Some(job) = self.next() {
-            let done = self.go_through(&job, change, seen);
+            let work = || self.go_through(&job, change, seen);
+            let done = panics::contain_sync(work).unwrap_or(Err(Errno::IO));
             let mut state = self.state();
             state.open -= 1;
             if let Err(errno) = done {

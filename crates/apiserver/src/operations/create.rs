@@ -9,8 +9,10 @@ use crate::certificates;
 use crate::facts::Resource;
 use crate::object;
 use crate::schema;
+use crate::schema::value::size;
 use crate::serviceaccounts;
 use crate::status::StatusError;
+use crate::work;
 
 /// How many generated names are tried.
 const NAME_ATTEMPTS: usize = 8;
@@ -53,7 +55,8 @@ impl Api {
     ) -> Result<Value, StatusError> {
         let name = object::name(&object).to_owned();
         namespaces::admit_create(&self.registry, resource, namespace, &name).await?;
-        begin_life(resource, &mut object)?;
+        let length = size(&object);
+        work::run(length, || begin_life(resource, &mut object))?;
         certificates::stamp(resource, user, &mut object);
         certificates::admit_create(resource, &object)?;
         if let Some(node) = calling_node(user) {
@@ -72,7 +75,7 @@ impl Api {
             "Service" => Some(self.services.admit(resource, &mut object, None)?),
             _ => None,
         };
-        schema::validate_create(resource, &object)?;
+        work::run(length, || schema::validate_create(resource, &object))?;
         self.settle_rights(user, resource).await;
         certificates::admit_attest(&self.authorizer, user, resource, &object)?;
         self.authorizer.admit_grant(user, resource, &object, None)?;

@@ -10,10 +10,11 @@ use crate::facts::{Gvk, Resource};
 use crate::object;
 use crate::patch::{self, PatchKind};
 use crate::registry::{Write, Written};
-use crate::schema::value::text;
+use crate::schema::value::{size, text};
 use crate::schema::{self, FieldValidation};
 use crate::serviceaccounts;
 use crate::status::{MODIFIED, StatusError};
+use crate::work;
 
 /// How the object is to change.
 pub(crate) enum Change<'a> {
@@ -21,6 +22,16 @@ pub(crate) enum Change<'a> {
     Replace(Value),
     /// By a patch, on whatever version is the newest.
     Patch { kind: PatchKind, body: &'a [u8], validation: FieldValidation },
+}
+
+impl Change<'_> {
+    /// About how many bytes it is.
+    fn length(&self) -> usize {
+        match self {
+            Change::Replace(object) => size(object),
+            Change::Patch { body, .. } => body.len(),
+        }
+    }
 }
 
 /// An update of one object.
@@ -57,6 +68,7 @@ impl Api {
         let mut before = None;
         let mut reservation = None;
         self.settle_rights(request.user, resource).await;
+        let length = request.change.length();
         let written = self
             .registry
             .write(
@@ -65,31 +77,35 @@ impl Api {
                 self.ttl(resource),
                 request.dry_run,
                 |current| {
-                    // What an earlier attempt took is given back first.
-                    reservation = None;
-                    let mut new = propose(request, current, &mut warnings)?;
-                    check_identity(request, &mut new, current)?;
-                    self.admit_update(request, &mut new, current)?;
-                    if request.subresource == "ephemeralcontainers" {
-                        serviceaccounts::admit_ephemeral_containers(
-                            account.as_ref(),
-                            resource,
-                            &new,
-                        )?;
-                    }
-                    if resource.kind == "Service" && request.subresource.is_empty() {
-                        reservation =
-                            Some(self.services.admit(resource, &mut new, Some(current))?);
-                        before = Some(current.clone());
-                    }
-                    if resource.kind == "PersistentVolumeClaim" && request.subresource.is_empty() {
-                        storage::admit_resize(resource, expandable.as_deref(), &new, current)?;
-                    }
-                    validate(request, &new, current)?;
-                    self.authorizer.admit_grant(request.user, resource, &new, Some(current))?;
-                    Ok(match finishes_deletion(&new, current) {
-                        true => Write::PutThenDelete(new),
-                        false => Write::Put(new),
+                    work::run(length.saturating_add(size(current)), || {
+                        // What an earlier attempt took is given back first.
+                        reservation = None;
+                        let mut new = propose(request, current, &mut warnings)?;
+                        check_identity(request, &mut new, current)?;
+                        self.admit_update(request, &mut new, current)?;
+                        if request.subresource == "ephemeralcontainers" {
+                            serviceaccounts::admit_ephemeral_containers(
+                                account.as_ref(),
+                                resource,
+                                &new,
+                            )?;
+                        }
+                        if resource.kind == "Service" && request.subresource.is_empty() {
+                            reservation =
+                                Some(self.services.admit(resource, &mut new, Some(current))?);
+                            before = Some(current.clone());
+                        }
+                        if resource.kind == "PersistentVolumeClaim"
+                            && request.subresource.is_empty()
+                        {
+                            storage::admit_resize(resource, expandable.as_deref(), &new, current)?;
+                        }
+                        validate(request, &new, current)?;
+                        self.authorizer.admit_grant(request.user, resource, &new, Some(current))?;
+                        Ok(match finishes_deletion(&new, current) {
+                            true => Write::PutThenDelete(new),
+                            false => Write::Put(new),
+                        })
                     })
                 },
             )

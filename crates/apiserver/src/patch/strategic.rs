@@ -282,7 +282,7 @@ fn merge_keyed(
 /// have the lists within it merged as often.
 fn charge_items(list: &[Value], key: Option<&str>, work: &mut Work) -> Result<(), StatusError> {
     /// An identity is made of text, several times.
-    const VISITS: usize = 8;
+    const VISITS: usize = 32;
     for item in list {
         work.charge(VISITS)?;
         if key.is_none() {

@@ -1,7 +1,7 @@
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Map, json};
 
 use super::*;
 use crate::schema::value::{arbitrary, same};
@@ -93,6 +93,79 @@ fn hostile_json_patches() {
         assert!(started.elapsed() < Duration::from_secs(10), "{error}");
         assert_eq!(error.code, code, "{error}");
     }
+}
+
+/// CVE-2019-1002100, finding 7: each operation looked at all of a wide map, which took minutes.
+#[test]
+fn operations_on_wide_values_are_bounded() {
+    let wide: Value =
+        (0..100_000).map(|i| (format!("k{i}"), json!(""))).collect::<Map<_, _>>().into();
+    let list = Value::Array(vec![json!(0); 300_000]);
+    let current = json!({"a": {"w": wide, "l": list}, "b": {}});
+    let twice = |first: Value, second: Value| -> Vec<Value> {
+        (0..5_000).flat_map(|_| [first.clone(), second.clone()]).collect()
+    };
+    let moved = |from: &str, path: &str| json!({"op": "move", "from": from, "path": path});
+    let add = |path: &str| json!({"op": "add", "path": path, "value": 0});
+    for patch in [
+        twice(moved("/a/w", "/b/w"), moved("/b/w", "/a/w")),
+        twice(moved("/a", "/b/a"), moved("/b/a", "/a")),
+        twice(moved("/a/l/0", "/a/l/1"), moved("/a/l/1", "/a/l/0")),
+        twice(add("/a/l/0"), json!({"op": "remove", "path": "/a/l/0"})),
+        twice(add("/a/l/1"), add("/a/l/0")),
+        twice(
+            json!({"op": "copy", "from": "/a/w", "path": "/c"}),
+            json!({"op": "remove", "path": "/c"}),
+        ),
+    ] {
+        let started = Instant::now();
+        let error = patched(PatchKind::Json, &current, &Value::Array(patch)).unwrap_err();
+        assert_eq!((error.code, error.reason), (413, "RequestEntityTooLarge"), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(10), "{error}: {:?}", started.elapsed());
+    }
+    // what people do with such an object is far from that
+    let few = vec![moved("/a/w", "/b/w"), moved("/b/w", "/a/w"), add("/a/l/0")];
+    assert!(patched(PatchKind::Json, &current, &Value::Array(few)).is_ok());
+    let many: Vec<Value> = (0..10_000)
+        .map(|i| json!({"op": "replace", "path": format!("/a/w/k{i}"), "value": "x"}))
+        .collect();
+    assert!(patched(PatchKind::Json, &current, &Value::Array(many)).is_ok());
+}
+
+/// Finding 7: a patch that names one item over and over has the lists in it merged as often.
+#[test]
+fn strategic_patches_of_one_item_are_bounded() {
+    let env: Value = (0..20_000).map(|i| json!({"name": format!("E{i}")})).collect();
+    let current = containers(json!([{"name": "a", "env": env}]));
+    let again = json!({"name": "a", "env": [{"name": "E0", "value": "x"}]});
+    let order = json!({"name": "a", "$setElementOrder/env": [{"name": "E0"}]});
+    let retain = json!({"name": "a", "$retainKeys": ["name", "env"]});
+    let delete = json!({"name": "a", "$deleteFromPrimitiveList/env": ["x"]});
+    for item in [again.clone(), order, delete] {
+        let started = Instant::now();
+        let patch = containers(Value::Array(vec![item; 20_000]));
+        let error = patched(PatchKind::Strategic, &current, &patch).unwrap_err();
+        assert_eq!(error.code, 413, "{error}");
+        assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    }
+    for item in [again, retain] {
+        let patch = containers(Value::Array(vec![item; 10]));
+        assert!(patched(PatchKind::Strategic, &current, &patch).is_ok());
+    }
+}
+
+/// A merge patch is walked once, whatever is in it.
+#[test]
+fn wide_merge_patches_are_quick() {
+    let wide = |text: &str| -> Value {
+        (0..60_000).map(|i| (format!("k{i}"), json!(text))).collect::<Map<_, _>>().into()
+    };
+    let started = Instant::now();
+    for kind in [PatchKind::Merge, PatchKind::Strategic] {
+        let result = patched(kind, &json!({"data": wide("a")}), &json!({"data": wide("b")}));
+        assert_eq!(result.unwrap()["data"]["k7"], "b");
+    }
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
 }
 
 #[test]

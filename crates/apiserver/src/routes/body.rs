@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Limited};
+use hyper::HeaderMap;
 use hyper::body::Body;
 use hyper::header::CONTENT_TYPE;
-use hyper::HeaderMap;
 use longshore_base::budget::{Holder, LeastRate, Share};
 use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
@@ -45,6 +45,12 @@ pub(super) struct BodyText {
 }
 
 impl BodyText {
+    /// The same body, once it has its turn at being worked on.
+    pub(super) async fn in_turn(self, limits: &Limits, holder: &Holder) -> BodyText {
+        let turn = limits.turn(holder, self.bytes.len()).await;
+        BodyText { _turn: turn, ..self }
+    }
+
     /// The object of this kind that the body is, and warnings for the client.
     pub(super) fn read(
         &self,
@@ -77,14 +83,14 @@ impl Limits {
         let mut refusal =
             (body.size_hint().lower() > MAX_BODY as u64).then(|| too_large_body(MAX_BODY));
         loop {
-            let frame = match timeout_at(RATE.deadline(started, received as u64), body.frame()).await
-            {
-                Err(_) => return Err(refusal.unwrap_or_else(too_slow)),
-                Ok(None) => break,
-                Ok(Some(frame)) => frame.map_err(|error| {
-                    StatusError::bad_request(format!("the body could not be read: {error}"))
-                })?,
-            };
+            let frame =
+                match timeout_at(RATE.deadline(started, received as u64), body.frame()).await {
+                    Err(_) => return Err(refusal.unwrap_or_else(too_slow)),
+                    Ok(None) => break,
+                    Ok(Some(frame)) => frame.map_err(|error| {
+                        StatusError::bad_request(format!("the body could not be read: {error}"))
+                    })?,
+                };
             let data = frame.into_data().unwrap_or_default();
             received += data.len();
             if refusal.is_none() && received > MAX_BODY {
@@ -105,13 +111,8 @@ impl Limits {
             return Err(refusal);
         }
         let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        let turn = self.turn(holder, text.len()).await;
-        Ok(BodyText {
-            bytes: text.freeze(),
-            content_type: content_type.map(str::to_owned),
-            _share: share,
-            _turn: turn,
-        })
+        let content_type = content_type.map(str::to_owned);
+        Ok(BodyText { bytes: text.freeze(), content_type, _share: share, _turn: None })
     }
 }
 
@@ -137,4 +138,104 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let _ = timeout(DRAIN_TIME, std::pin::pin!(Limited::new(body, MOST_DRAINED)).collect()).await;
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use futures::{StreamExt, stream};
+    use http_body_util::StreamBody;
+    use hyper::body::Frame;
+    use longshore_base::budget::Priority;
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::RequestLimits;
+
+    type Part = (u64, usize);
+
+    /// A body whose parts come so many milliseconds after each other, and are so many bytes long.
+    fn body(parts: Vec<Part>) -> impl Body<Data = Bytes, Error = std::io::Error> + Unpin {
+        let frames = stream::iter(parts).then(|(after, length)| async move {
+            sleep(Duration::from_millis(after)).await;
+            Ok(Frame::data(Bytes::from(vec![b' '; length])))
+        });
+        StreamBody::new(Box::pin(frames))
+    }
+
+    fn user(name: &str) -> Holder {
+        Holder::new(name, Priority::Ordinary)
+    }
+
+    async fn read(limits: &Limits, user: &Holder, parts: Vec<Part>) -> Result<BodyText> {
+        limits.read(user, &HeaderMap::new(), body(parts)).await
+    }
+
+    // Finding 3
+    #[tokio::test(start_paused = true)]
+    async fn a_body_comes_at_a_least_rate() {
+        let limits = Limits::new(RequestLimits::default());
+        for (parts, code, seconds) in [
+            (vec![(0, 100)], 200, 0),
+            (vec![(9_000, 100)], 200, 9),
+            (vec![(60_000, 1)], 408, 10),
+            (vec![(1_000, 1); 3600], 408, 10),
+            (vec![(1_000, 5 << 10); 40], 200, 40),
+            (vec![(1_000, 5 << 10); 3600], 408, 55),
+            (vec![(10, 1 << 20); 4], 413, 0),
+            (vec![(10, 1 << 20); 4000], 413, 0),
+            // what is too large still has to come at the rate
+            (vec![(0, 4 << 20), (3_600_000, 1)], 413, 55),
+        ] {
+            let started = Instant::now();
+            let code_found = match read(&limits, &user("a"), parts.clone()).await {
+                Ok(text) => {
+                    assert_eq!(text.bytes.len(), parts.iter().map(|part| part.1).sum::<usize>());
+                    200
+                }
+                Err(error) => error.code,
+            };
+            let took = started.elapsed().as_secs();
+            assert_eq!((code_found, took), (code, seconds), "{:?} {}", parts[0], parts.len());
+        }
+        assert!(limits.bodies.take(&user("a"), 6 << 20).is_some(), "all of it was given back");
+    }
+
+    // Finding 3
+    #[tokio::test(start_paused = true)]
+    async fn a_body_counts_for_what_has_come_of_it() {
+        let limits = Limits::new(RequestLimits::default());
+        let slow = user("slow");
+        let waiting = (0..100).map(|_| read(&limits, &slow, vec![(8_000, 1)]));
+        let waiting = futures::future::join_all(waiting);
+        let large = async {
+            sleep(Duration::from_secs(1)).await;
+            read(&limits, &user("quick"), vec![(0, 3 << 20)]).await.map(|text| text.bytes.len())
+        };
+        let (waiting, large) = tokio::join!(waiting, large);
+        assert!(waiting.iter().all(Result::is_ok));
+        assert_eq!(large.unwrap(), 3 << 20);
+    }
+
+    // Finding 3
+    #[tokio::test(start_paused = true)]
+    async fn who_holds_much_is_refused_and_nobody_else() {
+        let limits = Limits::new(RequestLimits::default());
+        let mut held = Vec::new();
+        let refused = loop {
+            match read(&limits, &user("greedy"), vec![(0, 1 << 20)]).await {
+                Ok(text) => held.push(text),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((refused.code, held.len()), (429, 5), "half of 12 MiB");
+        assert!(refused.details.is_some_and(|details| details.retry_after_seconds > 0));
+        held.push(read(&limits, &user("other"), vec![(0, 1 << 20)]).await.unwrap());
+        let crowd = (0..100).map(|i| user(&format!("u{i}")));
+        for user in crowd {
+            held.extend(read(&limits, &user, vec![(0, 1 << 20)]).await.ok());
+        }
+        let node = Holder::new("system:node:n1", Priority::System);
+        assert!(read(&limits, &node, vec![(0, 1 << 20)]).await.is_ok());
+    }
 }

@@ -120,3 +120,71 @@ fn is_long_running(line: &RequestLine) -> bool {
 pub(super) fn too_many() -> StatusError {
     StatusError::too_many_requests("Too many requests, please try again later.", 1)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use hyper::Method;
+
+    use super::*;
+
+    fn line(method: Method, path: &str) -> RequestLine {
+        RequestLine::parse(&method, &path.parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn who_keeps_the_cluster_running_has_a_part_of_their_own() {
+        for (name, group, priority) in [
+            ("system:node:n1", "system:nodes", Priority::System),
+            ("kubernetes-admin", "system:masters", Priority::System),
+            (
+                "system:serviceaccount:kube-system:x",
+                "system:serviceaccounts:kube-system",
+                Priority::System,
+            ),
+            ("system:kube-scheduler", "", Priority::System),
+            ("system:node:n1", "", Priority::Ordinary),
+            ("system:serviceaccount:dev:x", "system:serviceaccounts:dev", Priority::Ordinary),
+            ("system:anonymous", "system:unauthenticated", Priority::Ordinary),
+        ] {
+            let user = User { name: name.into(), groups: vec![group.into()], ..User::default() };
+            assert_eq!(holder(&user).priority(), priority, "{name} {group}");
+        }
+    }
+
+    // Finding 3
+    #[test]
+    fn each_kind_of_request_has_its_limit() {
+        let limits = Limits::new(RequestLimits { reading: 2, mutating: 2 });
+        let user = Holder::new("a", Priority::Ordinary);
+        let [read, write, watch] = [
+            line(Method::GET, "/api/v1/pods"),
+            line(Method::POST, "/api/v1/namespaces/a/pods"),
+            line(Method::GET, "/api/v1/pods?watch=1"),
+        ];
+        let held = limits.admit(&user, &read).unwrap();
+        assert_eq!(limits.admit(&user, &read).unwrap_err().code, 429);
+        let _writes = limits.admit(&user, &write).unwrap();
+        let watches: Vec<_> = (0..100).map(|_| limits.admit(&user, &watch).unwrap()).collect();
+        drop(held);
+        assert!(limits.admit(&user, &read).is_ok() && watches.len() == 100);
+        let unlimited = Limits::new(RequestLimits { reading: 0, mutating: 0 });
+        let held: Vec<_> = (0..5000).map(|_| unlimited.admit(&user, &read)).collect();
+        assert!(held.iter().all(Result::is_ok));
+    }
+
+    #[test]
+    fn long_running_requests_are_upstreams() {
+        for (method, path, expected) in [
+            (Method::GET, "/api/v1/pods?watch=1", true),
+            (Method::GET, "/api/v1/namespaces/a/pods/b/log?follow=1", true),
+            (Method::POST, "/api/v1/namespaces/a/pods/b/exec", true),
+            (Method::GET, "/api/v1/nodes/n1/proxy/logs", true),
+            (Method::GET, "/api/v1/namespaces/a/pods/b", false),
+            (Method::PATCH, "/api/v1/namespaces/a/pods/b/status", false),
+            (Method::GET, "/version", false),
+        ] {
+            assert_eq!(is_long_running(&line(method, path)), expected, "{path}");
+        }
+    }
+}

@@ -67,7 +67,8 @@ impl<'a> ListText<'a> {
             .then(|| Rows::new(view.resource, view.include, jiff::Timestamp::now()));
         let head = match (view.form, &rows) {
             (Form::Metadata, _) => {
-                r#"{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","items":["#.into()
+                r#"{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","items":["#
+                    .into()
             }
             (_, Some(rows)) => format!(
                 r#"{{"kind":"Table","apiVersion":"meta.k8s.io/v1","columnDefinitions":{},"rows":["#,

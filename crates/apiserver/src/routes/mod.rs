@@ -27,6 +27,7 @@ use hyper::body::Incoming;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Request, header};
 use longshore_base::budget::Holder;
+use longshore_base::panics;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -35,9 +36,9 @@ use self::limits::Limits;
 use self::metrics::Metrics;
 use self::request::{RequestLine, ResourcePath};
 use self::respond::{Answer, Result, View};
+use crate::RequestLimits;
 use crate::auth::{Authenticator, User};
 use crate::authz::{self, Access, ResourceTarget, Target};
-use crate::RequestLimits;
 use crate::facts::{self, Resource};
 use crate::gates::FeatureGates;
 use crate::kubelet::KubeletClient;
@@ -100,7 +101,7 @@ impl Router {
         let (method, uri) = (request.method().clone(), request.uri().clone());
         let line = RequestLine::parse(&method, &uri);
         let answer = match &line {
-            Ok(line) => self.answer(peer, line, request).await,
+            Ok(line) => contained(self.answer(peer, line, request)).await,
             Err(error) => Err(error.clone()),
         };
         let answer = answer.unwrap_or_else(|error| respond::refusal(&error));
@@ -256,6 +257,14 @@ impl Router {
             _ => Err(StatusError::method_not_allowed(call.resource, call.verb)),
         }
     }
+}
+
+/// A panic ends its request, and nothing else.
+async fn contained(request: impl Future<Output = Result>) -> Result {
+    panics::contain(request).await.unwrap_or_else(|_| {
+        let message = "This request caused apiserver to panic. Look in the logs for details.";
+        Err(StatusError::internal(message))
+    })
 }
 
 fn too_long() -> StatusError {

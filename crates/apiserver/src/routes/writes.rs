@@ -3,8 +3,8 @@
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
-use super::respond::{self, Answer, Result};
 use super::body::BodyText;
+use super::respond::{self, Answer, Result};
 use super::{Call, Router, limits, lists};
 use crate::facts::{Gvk, Subresource};
 use crate::object;
@@ -161,7 +161,8 @@ impl Router {
     pub(super) async fn body(&self, call: &mut Call<'_>) -> Result<BodyText> {
         let body =
             call.body.take().ok_or_else(|| StatusError::internal("the body was read twice"))?;
-        self.limits.read(&call.holder, &call.head.headers, body).await
+        let body = self.limits.read(&call.holder, &call.head.headers, body).await?;
+        Ok(body.in_turn(&self.limits, &call.holder).await)
     }
 
     /// Options come in the body or, without one, in the query.

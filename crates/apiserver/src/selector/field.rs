@@ -96,6 +96,7 @@ impl FieldSelector {
                     "invalid selector: '{text}'; can't understand '{term}'"
                 ))
             };
+            super::check_count(terms.len()).map_err(StatusError::bad_request)?;
             let (name, equal, value) = split_term(term).ok_or_else(unknown)?;
             let value = unescape(value).map_err(StatusError::bad_request)?.into_owned();
             let field = known(resource, name)?;

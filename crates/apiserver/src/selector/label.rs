@@ -130,7 +130,7 @@ impl Requirement {
     }
 
     fn matches(&self, label: Option<&str>) -> bool {
-        let listed = |label: &str| self.values.iter().any(|v| v == label);
+        let listed = |label: &str| self.values.binary_search_by(|v| v.as_str().cmp(label)).is_ok();
         let number = |text: &str| text.parse::<i64>().ok();
         let compare = |label: Option<&str>| {
             label.and_then(number).zip(self.values.first().and_then(|v| number(v)))
@@ -236,6 +236,7 @@ impl Parser {
                     ));
                 }
             }
+            super::check_count(list.len())?;
             list.push(self.requirement().map_err(|e| format!("unable to parse requirement: {e}"))?);
             match self.tokens.next() {
                 None => return Ok(list),

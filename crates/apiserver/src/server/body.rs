@@ -10,6 +10,7 @@ use bytes::Bytes;
 use futures::Stream;
 use hyper::body::{Frame, SizeHint};
 use longshore_base::budget::Share;
+use longshore_base::panics;
 
 use crate::work::LARGE;
 
@@ -97,10 +98,16 @@ impl hyper::body::Body for Body {
                 let part = text.split_to(text.len().min(PART));
                 Poll::Ready(Some(Ok(Frame::data(part))))
             }
-            Content::Stream(stream) => stream
-                .as_mut()
-                .poll_next(context)
-                .map(|next| next.map(|text| text.map(Frame::data))),
+            // A panic ends its answer, and nothing else.
+            Content::Stream(stream) => {
+                match panics::contain_sync(|| stream.as_mut().poll_next(context)) {
+                    Ok(next) => next.map(|next| next.map(|text| text.map(Frame::data))),
+                    Err(panicked) => {
+                        self.content = Content::Whole(Bytes::new());
+                        Poll::Ready(Some(Err(panicked.into())))
+                    }
+                }
+            }
         };
         if let Some(memory) = &self.memory {
             memory.note(next.is_ready());
@@ -187,5 +194,65 @@ impl LargeAnswers {
 
     fn answers(&self) -> MutexGuard<'_, Vec<Weak<Memory>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use futures::stream;
+    use http_body_util::BodyExt;
+    use longshore_base::budget::{Budget, Holder, Priority};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_whole_body_comes_in_parts() {
+        let text: String = "longshore ".repeat(10_000);
+        let mut body = Body::from(text.clone());
+        let mut parts = Vec::new();
+        while let Some(frame) = body.frame().await {
+            parts.push(frame.unwrap().into_data().unwrap());
+        }
+        assert!(parts.len() > 5 && parts.iter().all(|part| part.len() <= PART));
+        assert_eq!(parts.concat(), text.as_bytes());
+        assert_eq!(hyper::body::Body::size_hint(&body).exact(), Some(0));
+        assert!(Body::from("").frame().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_panic_ends_its_answer_alone() {
+        let frames =
+            stream::poll_fn(|_| -> Poll<Option<Result<Bytes, BoxError>>> { panic!("here") });
+        let mut body = Body::stream(frames);
+        assert!(body.frame().await.unwrap().is_err());
+        assert!(body.frame().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn only_a_large_answer_that_is_not_taken_is_stalled() {
+        let budget = Budget::new(u64::MAX, 0);
+        let holder = Holder::new("a", Priority::Ordinary);
+        let answers = LargeAnswers::default();
+        for (bytes, waited, stalled) in [
+            (LARGE as u64, STALL_TIMEOUT, true),
+            (LARGE as u64 - 1, STALL_TIMEOUT, false),
+            (LARGE as u64, STALL_TIMEOUT / 2, false),
+        ] {
+            let memory = Memory::new(budget.take(&holder, bytes).unwrap());
+            let mut memory = Arc::try_unwrap(memory).ok().unwrap();
+            let Some(began) = Instant::now().checked_sub(waited) else { return };
+            memory.began = began;
+            let mut body = Body::from("x".repeat(100_000)).with_memory(Arc::new(memory));
+            answers.add(&body);
+            assert!(!answers.are_stalled(), "nobody has asked for it yet");
+            body.memory().unwrap().waits_since.store(0, Ordering::Relaxed);
+            assert_eq!(answers.are_stalled(), stalled, "{bytes} {waited:?}");
+            let _ = body.frame().await;
+            assert!(!answers.are_stalled(), "some of it was taken");
+            body.memory().unwrap().note(false);
+            assert_eq!(body.memory().unwrap().waits_since.load(Ordering::Relaxed), Memory::NOTHING);
+        }
+        assert!(answers.answers().len() <= 1 || !answers.are_stalled());
     }
 }

@@ -16,7 +16,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use longshore_base::budget::Holder;
 use longshore_base::connections::{
-    Connection, ConnectionLimiter, Counted, FIRST_REQUEST_TIMEOUT, Limits,
+    Connection, ConnectionLimiter, Counted, FIRST_REQUEST_TIMEOUT, Limits, MAX_ERROR_STREAMS,
+    MAX_RESET_STREAMS, RECEIVE_WINDOW,
 };
 use longshore_base::time::after;
 use longshore_streams as streams;
@@ -40,12 +41,6 @@ const IDLE_CHECK: Duration = Duration::from_secs(30);
 /// A silent peer is asked for a sign of life this often.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 const MAX_STREAMS: u32 = 250;
-/// Streams that a client has opened and reset again before we looked at them, and streams that we
-/// reset because of what it sent: beyond these its connection ends (CVE-2023-44487).
-const MAX_RESET_STREAMS: usize = 20;
-const MAX_ERROR_STREAMS: usize = 128;
-/// How much of request bodies a connection buffers that nobody reads.
-const RECEIVE_WINDOW: u32 = 256 << 10;
 /// How much of an answer one stream buffers.
 const STREAM_SEND_BUFFER: usize = 64 << 10;
 /// How much encrypted text waits for a client that reads slowly.

@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use longshore_base::panics;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
@@ -41,7 +42,7 @@ pub(super) async fn relay(listener: TcpListener, shared: Shared) {
             }
         };
         let mut shared = shared.clone();
-        tokio::spawn(async move {
+        tokio::spawn(panics::contain(async move {
             let mut alive = shared.alive.clone();
             tokio::select! {
                 () = carry(client, address, &mut shared) => {}
@@ -49,7 +50,7 @@ pub(super) async fn relay(listener: TcpListener, shared: Shared) {
                 _ = alive.changed() => {}
             }
             drop(place);
-        });
+        }));
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use longshore_base::panics;
 use tokio::net::UdpSocket;
 use tokio::sync::watch;
 use tokio::task::yield_now;
@@ -59,14 +60,14 @@ pub(super) async fn relay(listener: UdpSocket, shared: Shared, idle: Duration) {
             let session =
                 Arc::new(Session { endpoint: connect(endpoint, first)?, active: true.into() });
             let (task, listener, mut here) = (session.clone(), listener.clone(), here.subscribe());
-            tokio::spawn(async move {
+            tokio::spawn(panics::contain(async move {
                 tokio::select! {
                     () = answer(&task, &listener, client, idle) => {}
                     // Only ever an error: the relay is gone.
                     _ = here.changed() => {}
                 }
                 drop(place);
-            });
+            }));
             Ok(session)
         })
         .unwrap_or_else(|error| debug!(service = &*shared.name, %error, "datagram dropped"));

@@ -98,6 +98,7 @@ fn deep_bodies_are_refused() {
     assert_eq!(depth(&yaml(&maps).unwrap().value), 50);
 }
 
+/// CVE-2019-11253: a billion laughs.
 #[test]
 fn alias_bombs_are_refused() {
     let mut bomb = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x]\n");
@@ -112,6 +113,47 @@ fn alias_bombs_are_refused() {
         let error = yaml(&body).expect_err("a bomb");
         assert!(matches!(error.code, 400 | 413), "{error}");
         assert!(error.message.len() < 1000 && started.elapsed() < Duration::from_secs(5));
+    }
+}
+
+/// CVE-2019-11254: documents that a YAML reader went over again and again.
+#[test]
+fn no_yaml_takes_longer_than_its_length() {
+    for part in [
+        "- ",
+        "? ",
+        ": ",
+        "!!str ",
+        "&a ",
+        "*a ",
+        "'",
+        "\"\\",
+        "#\n",
+        "\n",
+        "|\n",
+        "a: 'x\n",
+        "{",
+        "[",
+        "]",
+        ", ",
+        "%YAML 1.2\n",
+        "--- ",
+        "...\n",
+        "\t",
+        "a: |\n  b\n",
+        "a:\n",
+        "<<: ",
+        "\u{feff}",
+        "- &a x\n",
+        "k: [a, b]\n",
+        "? [a]\n: b\n",
+    ] {
+        for start in ["", "a: ", "- [", "x: \"", "x: '", "x: |\n "] {
+            let body = format!("{start}{}", part.repeat(200_000 / part.len()));
+            let started = Instant::now();
+            let _ = yaml(&body);
+            assert!(started.elapsed() < Duration::from_secs(10), "{start:?} {part:?}");
+        }
     }
 }
 
