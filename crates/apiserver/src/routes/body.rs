@@ -17,6 +17,7 @@ use super::limits::{Limits, too_many};
 use super::respond::Result;
 use crate::facts::Gvk;
 use crate::schema::{self, FieldValidation};
+use crate::server::BoxError;
 use crate::status::StatusError;
 use crate::work;
 
@@ -74,10 +75,13 @@ impl Limits {
     ) -> Result<BodyText>
     where
         B: Body<Data = Bytes> + Unpin,
-        B::Error: std::fmt::Display,
+        B::Error: Into<BoxError> + std::fmt::Display,
     {
         let started = Instant::now();
-        let mut share = self.bodies.take(holder, WAITING).ok_or_else(too_many)?;
+        let Some(mut share) = self.bodies.take(holder, WAITING) else {
+            drain(body).await;
+            return Err(too_many());
+        };
         let mut text = BytesMut::new();
         let mut received = 0;
         let mut refusal =
@@ -135,7 +139,7 @@ fn too_slow() -> StatusError {
 pub(super) async fn drain<B>(body: B)
 where
     B: Body<Data = Bytes>,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    B::Error: Into<BoxError>,
 {
     let _ = timeout(DRAIN_TIME, std::pin::pin!(Limited::new(body, MOST_DRAINED)).collect()).await;
 }
@@ -228,7 +232,7 @@ mod tests {
                 Err(error) => break error,
             }
         };
-        assert_eq!((refused.code, held.len()), (429, 5), "half of 12 MiB");
+        assert_eq!((refused.code, held.len()), (429, 6), "half of 12 MiB");
         assert!(refused.details.is_some_and(|details| details.retry_after_seconds > 0));
         held.push(read(&limits, &user("other"), vec![(0, 1 << 20)]).await.unwrap());
         let crowd = (0..100).map(|i| user(&format!("u{i}")));

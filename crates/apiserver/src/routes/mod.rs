@@ -125,7 +125,13 @@ impl Router {
                 return Err(error);
             }
         };
-        let place = self.limits.admit(&holder, line)?;
+        let place = match self.limits.admit(&holder, line) {
+            Ok(place) => place,
+            Err(error) => {
+                drain(request.into_body()).await;
+                return Err(error);
+            }
+        };
         let (head, body) = request.into_parts();
         let answer = match &line.resource {
             None => timeout(REQUEST_TIMEOUT, self.system(line, &head.headers)).await,
