@@ -1,5 +1,7 @@
 //! Longshore, a Kubernetes node: kubelet and kube-proxy in one daemon.
 
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+
 pub mod admission;
 pub mod certificates;
 pub mod client;

@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use longshore_base::output::Stderr;
 use tracing_subscriber::EnvFilter;
 
 /// Changes the filter of the process; set once it logs.
@@ -13,7 +14,9 @@ type Change = Box<dyn Fn(EnvFilter) -> bool + Send + Sync>;
 pub fn start(verbosity: u32) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| filter(verbosity));
     let subscriber = tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
+        .with_writer(|| Stderr)
+        // it would say so by `eprintln!`, which panics
+        .log_internal_errors(false)
         .with_ansi(false)
         .with_env_filter(filter)
         .with_filter_reloading();

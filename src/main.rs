@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use longshore::config::{self, Command, Config};
 use longshore::{logging, node, proxy};
-use longshore_base::panics;
+use longshore_base::{output, panics};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -17,8 +17,7 @@ fn main() -> ExitCode {
     panics::install();
     match config::from_args(std::env::args()) {
         Ok(Command::Print(text)) => {
-            println!("{text}");
-            ExitCode::SUCCESS
+            report(output::print(format_args!("{text}\n")).context("cannot write"))
         }
         Ok(Command::Write { path, text }) => report(
             std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display())),
@@ -84,7 +83,7 @@ fn report(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("longshore: {}", told(&error));
+            output::report(format_args!("longshore: {}", told(&error)));
             ExitCode::FAILURE
         }
     }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
+use longshore_base::output;
 use longshore_pod::spec;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -107,7 +108,8 @@ pub async fn wait(
                     }
                 };
                 if told.insert(name.clone()) {
-                    println!("{name}: {report}");
+                    // It is in the result, too; the pods matter more.
+                    let _ = output::print(format_args!("{name}: {report}\n"));
                 }
             }
             if !waiting {

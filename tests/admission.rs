@@ -1,5 +1,5 @@
 //! Pods that do not fit, pods that others make way for, and pods that were there before.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

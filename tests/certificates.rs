@@ -1,5 +1,5 @@
 //! How a node comes to its credentials and keeps its way to the apiserver, with real parts.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

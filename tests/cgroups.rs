@@ -1,6 +1,6 @@
 //! What the kernel is told of pods, read back from it: on cgroup v1 and v2, with the driver that
 //! `LONGSHORE_CGROUP_DRIVER` names (cgroupfs, if it names none).
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

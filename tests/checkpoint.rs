@@ -1,6 +1,6 @@
 //! Checkpoints of containers through a node's port. The runtimes that Debian has write none, so the
 //! proxy before the runtime answers in its stead and writes the archive; all else is real.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Pods with claims on a real node: they wait for what they claim and start by themselves, have it
 //! in their containers, and leave no mount, whatever happens to the daemon meanwhile.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

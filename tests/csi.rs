@@ -1,5 +1,5 @@
 //! Volumes of a CSI driver of our own, seen from inside containers, on a real containerd.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Volumes of a CSI driver while pods use them: how full they are, how they grow, and how many the
 //! node has room for; on a real containerd.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

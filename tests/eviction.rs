@@ -1,7 +1,7 @@
 //! A node that runs short ends the right pod and tells so, on a real containerd and whichever
 //! cgroup version the machine has. Thresholds are set by what the machine has left, so that no test
 //! comes near to its end.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

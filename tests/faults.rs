@@ -1,6 +1,6 @@
 //! What errs, tarries or hangs for one pod (a call of the runtime, a file system, a hook, a probe)
 //! leaves the node Ready and all other pods moving, and ends when it is lifted.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

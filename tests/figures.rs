@@ -1,7 +1,7 @@
 //! What a node tells of the use of its resources, on a real containerd: the same figures in
 //! `/stats/summary`, `/metrics/resource`, `/metrics/cadvisor` and cAdvisor's own interface, and
 //! about as much as the pods were made to use.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Garbage on a real runtime: dead containers by policy, unused images in the order of their last
 //! use when their disk is full.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

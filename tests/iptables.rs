@@ -1,6 +1,6 @@
 //! The chains of iptables that a kubelet keeps for others, in the tables of a test host: they come
 //! with the node, again after a flush, and stay when it goes; and the guard keeps neighbours out.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -4,7 +4,7 @@
 //!
 //! One kill does for many points: each has a pod of its own, held there by the proxy until all are
 //! where they are to be.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

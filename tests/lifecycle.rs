@@ -1,6 +1,6 @@
 //! The life of pods second by second, on a real containerd: what starts and stops in which order,
 //! how long an end may take, and what brings it about.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Containers that have CPUs and memory for themselves. On any machine with two CPUs or more: all
 //! but the last are reserved, so that one container can have that one.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

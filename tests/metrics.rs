@@ -1,7 +1,7 @@
 //! The node's own metrics, as Prometheus reads them: pods come, fail, are probed and go, and the
 //! pages tell it in the strict text format; and everything that the dashboards and alerts of the
 //! kubernetes-mixin ask of a kubelet is there.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! How volumes are mounted into containers of a real containerd: propagation, read-only all the way
 //! down, sub-paths, and those who try to lead them out of their volume.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -1,7 +1,7 @@
 //! What pods leave that vanish while the daemon is away, where something stands in the way: nothing
 //! that is mounted there by others is touched, each trouble is one line in the log, and once it is
 //! out of the way the rest goes too.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! An apiserver that is away for a while: pods go on, and all that happened to them is told after.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

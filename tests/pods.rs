@@ -1,5 +1,5 @@
 //! Pods on a real containerd: they run, end, restart with a back-off, and go without a trace.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

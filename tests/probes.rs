@@ -1,6 +1,6 @@
 //! Probes on a real containerd: readiness comes and goes, what does not work is restarted, and a
 //! restart of the daemon changes nothing.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Images from a real registry: pulled when the policy says so, waited for, refused without a
 //! login, reached over a way out that the host opens.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Pods are given other resources as they run, on a real runtime and in real cgroups.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

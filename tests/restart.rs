@@ -1,5 +1,5 @@
 //! The daemon is killed and started again: no container restarts, and what is told is right.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Logs of containers that write a lot, on a real containerd: rotated, packed, removed, followed
 //! meanwhile and read back, through the apiserver and the node's port.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

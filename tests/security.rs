@@ -1,6 +1,6 @@
 //! What keeps a pod in its place, on a real runtime: users, namespaces, sysctls, runtime classes;
 //! and what a container says of itself at its end.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Static pods from a directory of manifests and from a URL, good and bad, and their mirrors.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

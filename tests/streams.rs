@@ -1,6 +1,6 @@
 //! Ways into a pod on a real containerd: exec, attach and port-forward with kubectl, over WebSocket
 //! and over SPDY, through the apiserver and the node.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

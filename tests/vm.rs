@@ -1,7 +1,7 @@
 //! The node as it is shipped: installed on a machine, started by systemd from its unit, with
 //! systemd's slices on cgroup v2. `make vm-test` makes such a machine and installs it
 //! (`scripts/vm/payload.sh`); these tests take the machine for their own.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

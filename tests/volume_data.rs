@@ -1,6 +1,6 @@
 //! Volumes of data on a real containerd, as containers see them: what changes arrives at once and
 //! whole, what is missing is waited for, and nothing else is written.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Kinds of volume on a real node, as containers see them, and what is told where one cannot be had:
 //! upstream's words, and a pod that starts by itself once the cause is gone.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -151,7 +151,9 @@ impl Admission {
         };
         outcome.map_err(|refusal| {
             let reason = rules::counted_reason(&refusal.verdict.reason).to_owned();
-            *self.state().counts.rejections.entry(reason).or_default() += 1;
+            let mut state = self.state();
+            let count = state.counts.rejections.entry(reason).or_default();
+            *count = count.saturating_add(1);
             refusal.verdict
         })
     }
@@ -223,7 +225,7 @@ impl Admission {
             victims.into_iter().filter_map(|ticket| state.leave(ticket)).collect();
         if !victims.is_empty() {
             let count = state.counts.preemptions.entry(lacking.unwrap_or_default()).or_default();
-            *count += u64::try_from(victims.len()).unwrap_or(u64::MAX);
+            *count = count.saturating_add(u64::try_from(victims.len()).unwrap_or(u64::MAX));
         }
         let way = waits.then(|| Way::new(&self.shared, &state));
         let ticket = state.enter(pod);

@@ -55,8 +55,9 @@ impl Way {
         let graces =
             leavers.iter().filter_map(|ticket| state.pods.get(ticket)).map(|pod| pod.grace);
         // Half of the grace once more, for the runtime to do what it is asked for.
-        let patience =
-            graces.map(|grace| grace.saturating_add(grace / 2)).fold(LEAST, Duration::max);
+        let patience = graces
+            .map(|grace| grace.saturating_add(time::part(grace, 2)))
+            .fold(LEAST, Duration::max);
         Self { shared: shared.clone(), leavers, until: time::after(patience) }
     }
 

@@ -115,7 +115,7 @@ impl Keeper {
         }
         if found.as_ref() != self.known.as_ref().map(|known| &known.leaf) {
             self.known = found.map(|leaf| Known { leaf, lot: lot() });
-            self.version += 1;
+            self.version = self.version.saturating_add(1);
         }
         let standing = match self.lack(Timestamp::now()) {
             Some(lack) => match &self.trouble {
@@ -215,7 +215,7 @@ impl Keeper {
             self.trouble = Some(text);
             self.look();
             self.pause(if refused { REFUSED_PAUSE } else { pause }).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
             self.look();
             if self.due(Timestamp::now()).is_ok() {
                 self.trouble = None;

@@ -311,7 +311,7 @@ fn integer<N: TryFrom<i64>>(value: &str) -> Result<N, String> {
         .filter(|digits| digits.starts_with(|c: char| c.is_ascii_alphanumeric()))
         .and_then(|digits| i64::from_str_radix(digits, radix).ok());
     number
-        .map(|number| if negative { -number } else { number })
+        .map(|number| if negative { number.saturating_neg() } else { number })
         .and_then(|number| N::try_from(number).ok())
         .ok_or_else(|| format!("{value:?} is no number, or out of range"))
 }

@@ -147,7 +147,7 @@ impl Desired {
             Change::Mirror { .. } => true,
         };
         if changes.iter().any(concerns_mirrors) || source == Source::Api && synced {
-            self.shared.mirrors_changed.send_modify(|count| *count += 1);
+            self.shared.mirrors_changed.send_modify(|count| *count = count.wrapping_add(1));
         }
         changes
     }

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
+use longshore_base::time;
 use longshore_pod::eviction::{Layout, Observation, Observations, Resource, Signal, Threshold};
 use longshore_pod::usage::Memory;
 use tracing::debug;
@@ -111,7 +112,7 @@ impl Looker {
             }
         }
         // A little less than the pause, or the look that is due would find what it found before.
-        self.disk_age = disk / 2;
+        self.disk_age = time::part(disk, 2);
         pause
     }
 }
@@ -143,7 +144,7 @@ fn until_used_up(signal: Signal, room: u64) -> Duration {
         Resource::Inodes => (200_000, Duration::from_secs(1)),
         Resource::Pids => (20_000, Duration::from_millis(500)),
     };
-    let millis = room.saturating_mul(1000) / per_second;
+    let millis = room.saturating_mul(1000).checked_div(per_second).unwrap_or(u64::MAX);
     Duration::from_millis(millis).clamp(least, CALM)
 }
 

@@ -185,10 +185,11 @@ impl Guard<'_> {
                 () = self.woken.notified() => {}
                 outcome = done => {
                     attempt = None;
-                    rest_until = Instant::now() + match outcome {
+                    let rest = match outcome {
                         Outcome::Relieved => SETTLE,
                         Outcome::Nothing => NOTHING,
                     };
+                    rest_until = Instant::now().checked_add(rest).unwrap_or(rest_until);
                 }
             }
         }

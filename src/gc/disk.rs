@@ -41,7 +41,7 @@ impl Usage {
 
     /// How full, from 0 to 100, rounded up; full for one that has no size.
     pub(super) fn percent(self) -> u64 {
-        100 - percentage(self.available, self.capacity).unwrap_or(0)
+        100_u64.saturating_sub(percentage(self.available, self.capacity).unwrap_or(0))
     }
 
     /// How much must become free for no more than `percent` to be in use.

@@ -34,7 +34,7 @@ pub(super) async fn run(
     let exec = cri.exec_sync(id, command, limit);
     let ended = match limit {
         // Dropping the call, too, makes the runtime end the program.
-        Some(limit) => timeout(limit + SLACK, exec).await.ok(),
+        Some(limit) => timeout(limit.saturating_add(SLACK), exec).await.ok(),
         None => Some(exec.await),
     };
     match ended {

@@ -56,7 +56,7 @@ pub(super) async fn check(host: &str, port: u16, service: &str, limit: Duration)
                 return answer;
             }
             sleep(pause).await;
-            pause = pause.saturating_mul(8) / 5;
+            pause = time::part(pause.saturating_mul(8), 5);
         }
     };
     let answer = timeout_at(deadline, asking).await;

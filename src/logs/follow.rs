@@ -11,7 +11,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use longshore_base::panics;
+use longshore_base::{panics, time};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -157,7 +157,7 @@ impl Follow<'_> {
                 () = self.output.closed() => return Err(Stop::Done),
                 seen = self.watch.next() => {
                     self.take(seen).await?;
-                    sleep_until(read_at + PACE).await;
+                    sleep_until(time::later(read_at, PACE)).await;
                 }
                 () = again => {}
                 () = &mut ended => break,

@@ -81,7 +81,7 @@ impl Lines {
     fn count(&mut self, out: &mut Vec<u8>, before: usize) -> Result<(), Full> {
         let left = usize::try_from(self.left).unwrap_or(usize::MAX);
         out.truncate(before.saturating_add(left));
-        self.left -= (out.len() - before) as u64;
+        self.left = self.left.saturating_sub((out.len() - before) as u64);
         if self.left == 0 { Err(Full) } else { Ok(()) }
     }
 }

@@ -145,7 +145,7 @@ impl Segment {
             return None;
         }
         let quiet_since = self.superseded.map_or(self.touched, |since| since.max(self.touched));
-        Some(quiet_since + SETTLE).filter(|at| *at > Instant::now())
+        quiet_since.checked_add(SETTLE).filter(|at| *at > Instant::now())
     }
 }
 
@@ -177,7 +177,7 @@ pub(super) struct At {
 impl Read for At {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.file.read_at(buffer, self.at)?;
-        self.at += count as u64;
+        self.at = self.at.saturating_add(count as u64);
         Ok(count)
     }
 }

@@ -59,7 +59,7 @@ impl Chain {
                     there.min(missing)
                 }
             };
-            missing -= found;
+            missing = missing.saturating_sub(found);
             if missing == 0 {
                 self.segments.drain(..index);
                 break;
@@ -95,14 +95,14 @@ fn plain_tail(log: &At, end: u64, lines: u64) -> io::Result<Tail> {
     let mut seen = 0;
     while right > 0 {
         let left = right.saturating_sub(BLOCK as u64);
-        let length = usize::try_from(right - left).unwrap_or(BLOCK);
+        let length = usize::try_from(right.saturating_sub(left)).unwrap_or(BLOCK);
         log.file.read_exact_at(&mut block[..length], left)?;
         for at in memrchr_iter(b'\n', &block[..length]) {
             // the newline before the wanted lines: one more than there are lines
             if seen == lines {
-                return Ok(Tail { start: left + at as u64 + 1, lines });
+                return Ok(Tail { start: left.saturating_add(at as u64).saturating_add(1), lines });
             }
-            seen += 1;
+            seen = u64::saturating_add(seen, 1);
         }
         right = left;
     }
@@ -119,7 +119,7 @@ fn skip_lines(log: &mut impl BufRead, lines: u64) -> u64 {
         }
         let mut used = block.len();
         for at in memchr_iter(b'\n', block) {
-            seen += 1;
+            seen = u64::saturating_add(seen, 1);
             if seen == lines {
                 used = at + 1;
                 break;

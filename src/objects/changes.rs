@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
 use k8s_openapi::jiff::Timestamp;
+use longshore_base::time;
 use longshore_pod::spec;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -134,7 +135,7 @@ impl Changes {
                 None => std::future::pending().await,
                 Some(period) => {
                     let last = *locked(&self.told.looked);
-                    sleep_until(last + period).await;
+                    sleep_until(time::later(last, period)).await;
                     *locked(&self.told.looked) = Instant::now();
                 }
             }

@@ -61,7 +61,7 @@ pub(super) async fn follow<K: Named>(
             Err(error) => {
                 tell(Err(followed.error::<K>(error)));
                 rest(pause, hurry).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
             }
         }
     }
@@ -144,7 +144,7 @@ impl Followed {
                 }
             }
             rest(pause, hurry).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
         }
     }
 
@@ -154,7 +154,7 @@ impl Followed {
         version: &mut String,
         tell: &impl Fn(Found<K>),
     ) -> Result<bool, Cut> {
-        let lasts = WATCH + (random() * WATCH as f64) as u64;
+        let lasts = WATCH.saturating_add((random() * WATCH as f64) as u64);
         let request = self.watch_request::<K>(version, lasts)?;
         let answer = self.client.send(request).await?;
         let status = answer.status();
@@ -182,7 +182,7 @@ impl Followed {
             }
             Ok(false)
         };
-        let over = Duration::from_secs(lasts) + LATE;
+        let over = Duration::from_secs(lasts).saturating_add(LATE);
         // A server that forgets a watch sends nothing, not even its end.
         tokio::time::timeout(over, lines).await.unwrap_or(Ok(false))
     }

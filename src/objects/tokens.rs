@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{Pod, ServiceAccount, ServiceAccountTokenProject
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, PostParams};
 use kube::{Client, Error as KubeError};
+use longshore_base::time;
 use longshore_pod::spec;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 
@@ -158,7 +159,7 @@ async fn create(
 
 /// When to renew a token of that life: at 80 % of it or after a day, and a bit sooner by `spread`.
 fn renewal(expires: Timestamp, life: Duration, spread: Duration) -> Timestamp {
-    let left = (life / 5).max(life.saturating_sub(LONGEST_USE)) + spread;
+    let left = time::part(life, 5).max(life.saturating_sub(LONGEST_USE)).saturating_add(spread);
     expires.saturating_sub(left).unwrap_or(Timestamp::MIN)
 }
 

@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use longshore_base::panics;
+use longshore_base::{panics, time};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
@@ -89,6 +89,6 @@ async fn look(observer: &Observer, uid: &str, id: &str, sandbox_id: &str) {
         }
         trace!(uid, id, ?pause, "look at a container whose process has ended");
         let _ = observer.look_at_container(uid, id, sandbox_id).await; // has said why it failed
-        pause = pause * 5 / 4;
+        pause = pause.saturating_add(time::part(pause, 4));
     }
 }

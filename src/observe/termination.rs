@@ -50,7 +50,9 @@ async fn tail(path: &Path) -> String {
     let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path).await;
     let Ok(mut file) = opened else { return String::new() };
     let length = file.metadata().await.map_or(0, |metadata| metadata.len());
-    if length > MESSAGE_LIMIT && file.seek(SeekFrom::Start(length - MESSAGE_LIMIT)).await.is_err() {
+    if length > MESSAGE_LIMIT
+        && file.seek(SeekFrom::Start(length.saturating_sub(MESSAGE_LIMIT))).await.is_err()
+    {
         return String::new();
     }
     let mut bytes = Vec::new();

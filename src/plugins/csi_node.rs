@@ -57,7 +57,7 @@ impl CsiNode {
             debug!("the CSINode is not there yet: {error}");
             trouble.send_replace(Some(format!("failed to initialize CSINode: {error}")));
             sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
         }
         trouble.send_replace(None);
     }
@@ -102,7 +102,7 @@ impl CsiNode {
                 done => return done,
             }
             sleep(pause).await;
-            pause *= 2;
+            pause = pause.saturating_mul(2);
         }
         self.try_change(client, driver, change).await
     }

@@ -67,7 +67,7 @@ impl Registrar {
                 said = Some(text);
             }
             sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
         }
     }
 
@@ -123,7 +123,7 @@ impl Registrar {
         while let Err(error) = self.csi_node.uninstall(name).await {
             debug!(driver = name, "the cluster still takes the driver for registered: {error}");
             sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
             if self.drivers.get(name).is_some() {
                 return; // it has come back by another socket
             }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Probe;
+use longshore_base::time;
 use longshore_pod::probes::Finding;
 
 /// The shortest pauses between attempts of an eager probe: of a request, and of a program, which
@@ -31,7 +32,7 @@ fn seconds(seconds: i32) -> Duration {
 pub(super) fn eager_pause(probe: &Probe, so_far: Duration) -> Duration {
     match probe.exec {
         Some(_) => so_far.max(PROGRAM_PAUSE),
-        None => (so_far / REQUEST_PART).max(REQUEST_PAUSE),
+        None => time::part(so_far, REQUEST_PART).max(REQUEST_PAUSE),
     }
 }
 

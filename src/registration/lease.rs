@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Owne
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, PostParams};
 use kube::{Client, Error};
+use longshore_base::time;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -27,7 +28,8 @@ pub async fn renew(
     duration_seconds: i32,
     node: watch::Receiver<Option<Arc<Node>>>,
 ) {
-    let interval = Duration::from_secs(duration_seconds.max(1).unsigned_abs().into()) / 4;
+    let interval =
+        time::part(Duration::from_secs(duration_seconds.max(1).unsigned_abs().into()), 4);
     let mut heart = Heart {
         api: Api::namespaced(client, NAMESPACE),
         name,
@@ -54,7 +56,7 @@ pub async fn renew(
             Err(_) => warn!(retry = ?pause, "cannot renew the node's lease within {interval:?}"),
         }
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE.min(interval));
+        pause = pause.saturating_mul(2).min(LONGEST_PAUSE.min(interval));
     }
 }
 

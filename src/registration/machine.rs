@@ -81,7 +81,7 @@ fn hugepages(directory: &Path) -> Vec<(u64, u64)> {
         let name = path.file_name()?.to_str()?;
         let size: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
         let count = fs::read_to_string(path.join("nr_hugepages")).ok()?.trim().parse().ok()?;
-        Some((size * 1024, count))
+        Some((size.checked_mul(1024)?, count))
     };
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries.filter_map(|entry| pages(entry.path())).collect();

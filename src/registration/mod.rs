@@ -116,7 +116,7 @@ impl Registration {
                 Err(error) => warn!(retry = ?pause, "cannot register the node: {error}"),
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
         }
     }
 

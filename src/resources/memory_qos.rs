@@ -41,9 +41,9 @@ impl MemoryQos {
             return;
         }
         let most = if limit == 0 { self.allocatable } else { limit };
-        let high = request as f64 + (most - request) as f64 * self.throttling_factor;
+        let high = request as f64 + most.saturating_sub(request) as f64 * self.throttling_factor;
         let page = i64::try_from(rustix::param::page_size()).unwrap_or(4096);
-        let high = (high / page as f64).floor() as i64 * page;
+        let high = ((high / page as f64).floor() as i64).saturating_mul(page);
         if most > 0 && high > request {
             set("memory.high", high);
         }

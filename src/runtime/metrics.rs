@@ -190,7 +190,8 @@ impl Metrics {
         let mut pulling = self.pulling();
         let new = || Pulling { total: Duration::ZERO, end: began };
         let known = pulling.entry(uid.to_owned()).or_insert_with(new);
-        known.total += now.duration_since(began.max(known.end));
+        let waited = now.duration_since(began.max(known.end));
+        known.total = known.total.saturating_add(waited);
         known.end = now;
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures::stream::{self, StreamExt, TryStreamExt};
 
 use k8s_openapi::api::core::v1::Pod;
+use longshore_base::{panics, trees};
 use longshore_cri::Runtime;
 use longshore_pod::observed::{Container, ObservedPod};
 use longshore_pod::{Timestamp, spec};
@@ -107,7 +108,13 @@ impl PodRuntime {
         while let Some(entry) = entries.next_entry().await.map_err(at(logs))? {
             if entry.file_name().to_string_lossy().ends_with(&suffix) {
                 let dir = entry.path();
-                tokio::fs::remove_dir_all(&dir).await.map_err(at(&dir))?;
+                let removed = {
+                    let dir = dir.clone();
+                    panics::blocking(move || trees::remove(&dir)).await
+                };
+                removed
+                    .unwrap_or_else(|error| Err(std::io::Error::other(error)))
+                    .map_err(at(&dir))?;
             }
         }
         Ok(())

@@ -64,7 +64,7 @@ impl Ids {
     pub fn of_node(per_pod: u32, max_pods: u32) -> Result<Self, Error> {
         let (first, count) = match subordinate_ids()? {
             Some(ids) => ids,
-            None => (per_pod, (1u64 << 32) - u64::from(per_pod)),
+            None => (per_pod, (1u64 << 32).saturating_sub(per_pod.into())),
         };
         Self::new(first, count, per_pod, max_pods)
     }
@@ -80,7 +80,8 @@ impl Ids {
         if !count.is_multiple_of(u64::from(length)) {
             return wrong(format!("{count} of them are not a multiple of {length}"));
         }
-        let ranges = u32::try_from(count / u64::from(length)).unwrap_or(u32::MAX);
+        let ranges = count.checked_div(length.into()).unwrap_or(0);
+        let ranges = u32::try_from(ranges).unwrap_or(u32::MAX);
         match ranges >= max_pods {
             true => Ok(Self { first, length, ranges }),
             false => wrong(format!("{count} of them are not enough for {max_pods} pods")),

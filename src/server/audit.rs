@@ -83,7 +83,7 @@ impl Audit {
             window.told += 1;
             return Some(std::mem::take(&mut window.untold));
         }
-        window.untold += 1;
+        window.untold = window.untold.saturating_add(1);
         None
     }
 }

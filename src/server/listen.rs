@@ -157,7 +157,7 @@ where
         .initial_stream_window_size(RECEIVE_WINDOW)
         .initial_connection_window_size(RECEIVE_WINDOW)
         .max_header_list_size(HEAD as u32)
-        .keep_alive_interval(Some(FIRST_REQUEST_TIMEOUT * 2))
+        .keep_alive_interval(Some(KEEP_ALIVE))
         .keep_alive_timeout(FIRST_REQUEST_TIMEOUT);
     let mut connection =
         pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));

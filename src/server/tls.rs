@@ -146,7 +146,7 @@ impl Tls {
             current.looked = Instant::now();
             let changed = self.sources.changed();
             if changed != current.changed {
-                match self.sources.build(current.built.clients.generation + 1) {
+                match self.sources.build(current.built.clients.generation.saturating_add(1)) {
                     Ok(built) => {
                         info!("certificates of the server reloaded");
                         current.built = built;
@@ -295,10 +295,13 @@ fn self_signed(node: &str, ips: &[IpAddr]) -> Result<(String, String), rcgen::Er
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let now = rcgen::date_time_ymd(1970, 1, 1) + since_1970;
+    let after_1970 = |since: Duration| {
+        let since = since.try_into().unwrap_or_default();
+        rcgen::date_time_ymd(1970, 1, 1).saturating_add(since)
+    };
     // an hour back, for clocks that are behind
-    params.not_before = now - Duration::from_secs(3600);
-    params.not_after = now + Duration::from_secs(365 * 24 * 3600);
+    params.not_before = after_1970(since_1970.saturating_sub(Duration::from_secs(3600)));
+    params.not_after = after_1970(since_1970.saturating_add(Duration::from_secs(365 * 24 * 3600)));
     let key = KeyPair::generate()?;
     Ok((params.self_signed(&key)?.pem(), key.serialize_pem()))
 }

@@ -3,17 +3,17 @@
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::CString;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{self as spec_v1, Pod};
 use k8s_openapi::jiff::Timestamp;
+use longshore_base::trees::Place;
 use longshore_pod::spec;
 use longshore_pod::usage::Space;
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, openat, statat, statvfs};
+use rustix::fs::{AtFlags, Dir, FileType, Stat, statat, statvfs};
 
-/// How deep a tree is followed: each level costs a descriptor.
-pub(super) const DEEPEST: usize = 256;
+/// How many levels of a tree are kept open on the way down.
+const DEEPEST: usize = 64;
 /// So many files with several names are told apart; more count once for each name.
 const MOST_LINKED: usize = 1 << 18;
 /// Bytes in a block of `st_blocks`, whatever the file system's own are.
@@ -189,13 +189,10 @@ pub(super) fn tree(root: &Path) -> io::Result<Space> {
     let mut walk = Walk { device: stat.st_dev, linked: HashSet::new(), total: Space::default() };
     walk.count(&stat);
     if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-        walk.children(rustix::fs::open(root, DIRECTORY, Mode::empty())?, DEEPEST);
+        walk.below(Place::open(root)?);
     }
     Ok(walk.total)
 }
-
-const DIRECTORY: OFlags =
-    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 struct Walk {
     device: u64,
@@ -215,29 +212,65 @@ impl Walk {
         self.total += Space { bytes: blocks.saturating_mul(BLOCK), inodes: 1 };
     }
 
-    fn children(&mut self, dir: OwnedFd, deeper: usize) {
-        let Ok(entries) = Dir::read_from(&dir) else { return };
+    /// Counts what is below a directory, however deep: at the depth of those that are kept open, the
+    /// way back is by `..`, and what was moved elsewhere meanwhile is not looked for.
+    fn below(&mut self, root: Place) {
+        let mut here = root;
+        let mut left = self.children(&here);
+        let mut above: Vec<Above> = Vec::new();
+        loop {
+            if let Some(name) = left.pop() {
+                let Ok(child) = here.child(&name) else { continue };
+                let below = self.children(&child);
+                if below.is_empty() {
+                    continue;
+                }
+                let parent = std::mem::replace(&mut here, child);
+                let left = std::mem::replace(&mut left, below);
+                let id = parent.id();
+                let open = (above.len() < DEEPEST).then_some(parent);
+                above.push(Above { id, open, left });
+            } else {
+                let back = loop {
+                    let Some(Above { id, open, left }) = above.pop() else { return };
+                    if let Ok(parent) = open.map_or_else(|| here.above(id), Ok) {
+                        break (parent, left);
+                    }
+                };
+                (here, left) = back;
+            }
+        }
+    }
+
+    /// Counts what is in a directory; gives the directories in it.
+    fn children(&mut self, dir: &Place) -> Vec<CString> {
         let mut below: Vec<CString> = Vec::new();
+        let Ok(entries) = Dir::read_from(dir.fd()) else { return below };
         for entry in entries.flatten() {
             let name = entry.file_name();
             if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
             }
-            let Ok(stat) = statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            let Ok(stat) = statat(dir.fd(), name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             if stat.st_dev != self.device {
                 continue;
             }
             self.count(&stat);
-            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory && deeper > 0 {
+            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
                 below.push(name.to_owned());
             }
         }
-        for name in below {
-            if let Ok(child) = openat(&dir, &name, DIRECTORY, Mode::empty()) {
-                self.children(child, deeper - 1);
-            }
-        }
+        below
     }
+}
+
+/// A directory on the way down.
+struct Above {
+    id: (u64, u64),
+    /// Kept open as far up as descriptors are to be had.
+    open: Option<Place>,
+    /// The directories in it that are not counted yet.
+    left: Vec<CString>,
 }
 
 #[cfg(test)]
@@ -246,6 +279,8 @@ mod tests {
 
     use std::fs;
     use std::process::Command;
+
+    use rustix::fs::{Mode, mkdirat};
 
     use super::*;
 
@@ -275,14 +310,20 @@ mod tests {
     }
 
     #[test]
-    fn depth_costs_no_more_than_allowed() {
+    fn no_depth_hides_anything_nor_overflows_the_stack() {
+        const DEPTH: usize = 25_000;
         let dir = tempfile::tempdir().unwrap();
-        let mut path = dir.path().to_owned();
-        for _ in 0..DEEPEST + 20 {
-            path.push("d");
+        let mut here = Place::open(dir.path()).unwrap();
+        for _ in 0..DEPTH {
+            for name in [c"a", c"d", c"z"] {
+                mkdirat(here.fd(), name, Mode::RWXU).unwrap();
+            }
+            here = here.child(&c"d".to_owned()).unwrap();
         }
-        fs::create_dir_all(&path).unwrap();
-        let counted = usize::try_from(tree(dir.path()).unwrap().inodes).unwrap();
-        assert_eq!(counted, DEEPEST + 2, "the root, and one more than is opened");
+        let root = dir.path().to_owned();
+        let work = move || tree(&root).unwrap().inodes;
+        let thread = std::thread::Builder::new().stack_size(64 << 10).spawn(work).unwrap();
+        assert_eq!(thread.join().unwrap(), 3 * DEPTH as u64 + 1);
+        longshore_base::trees::remove(&dir.path().join("d")).unwrap();
     }
 }

@@ -9,8 +9,7 @@
 //! Files of /proc and of cgroups are read as they are: the crates for cgroups read all files of a
 //! controller, and make objects of all that is in them.
 //!
-//! Current limitations: project quotas are not asked, what lies deeper than [`disk::DEEPEST`]
-//! directories in a volume is not counted, and on cgroup v1 nothing tells eviction of swap.
+//! Current limitations: project quotas are not asked, and on cgroup v1 nothing tells eviction of swap.
 
 mod cgroup;
 mod devices;

@@ -104,10 +104,11 @@ fn count(proc: impl AsFd, path: &str) -> Open {
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        open.files += 1;
+        open.files = open.files.saturating_add(1);
         if let Ok(length) = readlinkat_raw(&dir, name, &mut target[..]) {
             let known = target.get(..length).unwrap_or_default();
-            open.sockets += u64::from(known.starts_with(b"socket:"));
+            let is_socket = known.starts_with(b"socket:");
+            open.sockets = open.sockets.saturating_add(u64::from(is_socket));
         }
     }
     open

@@ -56,7 +56,7 @@ impl Sample {
         if passed < LEAST {
             return *before;
         }
-        let used = u128::from(self.used - before.used);
+        let used = u128::from(self.used.saturating_sub(before.used));
         let rate = used * 1_000_000_000 / passed.as_nanos().max(1);
         Self { rate: u64::try_from(rate).ok(), ..self }
     }

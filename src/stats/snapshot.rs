@@ -8,11 +8,12 @@
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
 use k8s_openapi::jiff::Timestamp;
+use longshore_base::panics;
 use longshore_pod::observed::{Container, ObservedPod, Sandbox};
 
 use super::Shared;
@@ -269,26 +270,27 @@ fn read_pods<'a>(
         }
     }
     let threads = (left.len() / WORTH_A_THREAD).clamp(1, THREADS);
-    let mut shares: Vec<Vec<Job>> = (0..threads).map(|_| Vec::new()).collect();
-    for (index, job) in left.into_iter().enumerate() {
-        shares[index % threads].push(job);
-    }
-    let read = |share: Vec<Job>, look: &mut Look<'a>| -> Vec<PodGroup> {
-        let one = |job: Job| {
+    let left = Mutex::new(left);
+    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let read = |look: &mut Look<'a>| -> Vec<PodGroup> {
+        let jobs = std::iter::from_fn(next);
+        jobs.filter_map(|job| {
             let before = known(&job);
             job.read(before, look)
-        };
-        share.into_iter().filter_map(one).collect()
+        })
+        .collect()
     };
-    let own = shares.pop().unwrap_or_default();
     thread::scope(|scope| {
-        let others: Vec<_> = shares
-            .into_iter()
-            .map(|share| scope.spawn(move || tools().map(|mut look| read(share, &mut look))))
-            .collect();
-        pods.extend(read(own, look));
+        let work = || panics::contain_sync(|| tools().map(|mut look| read(&mut look)));
+        // With fewer threads than wanted, or none, it takes longer, and no more.
+        let others = (1..threads)
+            .filter_map(|_| thread::Builder::new().spawn_scoped(scope, work).ok())
+            .collect::<Vec<_>>();
+        pods.extend(read(look));
         for other in others {
-            let read = other.join().map_err(|_| io::Error::other("a reading was given up"))?;
+            let Ok(Ok(read)) = other.join() else {
+                return Err(io::Error::other("a reading was given up"));
+            };
             pods.extend(read?);
         }
         Ok(pods)

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use longshore_base::panics;
+use longshore_base::{panics, time};
 use longshore_metrics::Registry;
 use longshore_pod::spec;
 use tokio::sync::Notify;
@@ -230,7 +230,7 @@ impl StatusWriter {
             Outcome::Gone | Outcome::Failed => {
                 let wait = RETRY_BASE.saturating_mul(1 << entry.failures.min(8)).min(RETRY_MAX);
                 entry.failures += 1;
-                entry.retry_at = Some(Instant::now() + wait);
+                entry.retry_at = Some(time::after(wait));
             }
             Outcome::Taken { version } => {
                 entry.failures = 0;

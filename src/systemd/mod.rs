@@ -12,6 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
+use longshore_base::time;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{error, info, warn};
 
@@ -57,7 +58,7 @@ impl Watchdog {
         let limit = limit_of(limit.as_deref(), process.as_deref(), std::process::id())?;
         Ok(limit.zip(env::var_os("NOTIFY_SOCKET")).map(|(limit, socket)| {
             // Twice within the limit, so that one sign may come late.
-            Self { socket, period: limit / 2 }
+            Self { socket, period: time::part(limit, 2) }
         }))
     }
 

@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileTypeExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use longshore_base::time;
 use nix::errno::Errno;
 use tokio::time::{Instant, sleep};
 
@@ -115,7 +116,7 @@ impl Map {
 
 /// Unmounts the bind of a device that was held open by a loop device until just now.
 async fn unmount_once_free(bound: &Path) -> Result<(), Error> {
-    let until = Instant::now() + PATIENCE;
+    let until = time::after(PATIENCE);
     loop {
         let path = bound.to_owned();
         match blocking(move || remove::unmount(&path)).await {

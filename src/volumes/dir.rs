@@ -139,7 +139,7 @@ impl Dir {
             .is_ok_and(|metadata| metadata.is_file() && metadata.len() == data.len() as u64);
         let mut content = Vec::new();
         same_size
-            && file.take(data.len() as u64 + 1).read_to_end(&mut content).is_ok()
+            && file.take((data.len() as u64).saturating_add(1)).read_to_end(&mut content).is_ok()
             && content == data
     }
 

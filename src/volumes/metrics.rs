@@ -89,7 +89,7 @@ impl Metrics {
     /// What an earlier daemon has left.
     pub(super) fn found(&self, found: &Found) {
         let unknown = found.unknown.len() as u64;
-        self.found.add(found.volumes + unknown);
+        self.found.add(found.volumes.saturating_add(unknown));
         self.not_found.add(unknown);
     }
 

@@ -13,9 +13,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use longshore_base::time;
 use longshore_pod::spec;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep_until;
 
 use super::error::Error;
 use crate::runtime::Announcer;
@@ -85,7 +86,7 @@ impl Ownership {
         };
         let thread = std::thread::Builder::new().name("fs-group".to_owned()).spawn(work);
         thread.map_err(|error| Error::io("start a thread for", Path::new("fsGroup"), error))?;
-        let mut report = Instant::now() + first;
+        let mut report = time::after(first);
         let mut reported = false;
         loop {
             tokio::select! {
@@ -100,7 +101,7 @@ impl Ownership {
                     };
                     announcer.pod(pod, true, IN_PROGRESS, &message);
                     reported = true;
-                    report += then;
+                    report = time::later(report, then);
                 }
             }
         }

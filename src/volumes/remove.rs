@@ -193,7 +193,7 @@ impl Removal<'_> {
         // A tree can be deeper than there are file descriptors: its rest is moved up to the top,
         // whose loop comes back for it.
         loop {
-            self.moved += 1;
+            self.moved = self.moved.saturating_add(1);
             let free = OsString::from(format!(".longshore-removes-{}", self.moved));
             match dir.move_to(name, self.top, &free) {
                 Err(error) if error.errno() == Some(Errno::EEXIST) => {}

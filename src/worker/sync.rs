@@ -86,7 +86,7 @@ impl Task {
             let is_newest = observed.newest(&run.name).is_some_and(|newest| newest.id == id);
             run.finished_at().filter(|_| is_newest)
         });
-        ends.map(|at| at + HUSH).filter(|until| *until > now).max()
+        ends.filter_map(|at| at.checked_add(HUSH).ok()).filter(|until| *until > now).max()
     }
 
     /// End the pod for a reason of the node's own.

@@ -1,6 +1,6 @@
 //! Clients that mean no good, at the ports of a real node: each gets its refusal, the daemon stays
 //! as small as it was, and who has leave is served meanwhile.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -26,7 +26,7 @@ impl Cidr {
     /// How many addresses services can have: all but the first and, for IPv4, the last.
     pub fn size(&self) -> u64 {
         let hosts = 1u64 << (self.bits() - self.prefix);
-        hosts - if self.first.is_ipv4() { 2 } else { 1 }
+        hosts.saturating_sub(if self.first.is_ipv4() { 2 } else { 1 })
     }
 
     /// The address for services at an index from 0; 0 is that of `default/kubernetes`.

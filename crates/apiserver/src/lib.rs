@@ -4,6 +4,8 @@
 //!
 //! Current limitations: no server-side apply, no admission webhooks, and one apiserver per store.
 
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+
 mod admission;
 pub mod args;
 mod auth;

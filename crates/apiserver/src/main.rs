@@ -1,20 +1,31 @@
 //! The binary: parse, start, serve, drain.
 
 use std::io::IsTerminal;
+use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
 use longshore_apiserver::args::{Cli, Command, KubeconfigArgs, ServeArgs};
 use longshore_apiserver::pki::Pki;
 use longshore_apiserver::{Server, kubeconfig};
+use longshore_base::output::{self, Stderr};
 use longshore_base::panics;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
     panics::install();
-    let cli = Cli::parse();
+    match run(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::report(format_args!("Error: {error:?}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> anyhow::Result<()> {
     match &cli.command {
         Some(Command::Kubeconfig(args)) => print_kubeconfig(args),
         // A thin server: two threads carry it, and idle ones only cost memory.
@@ -34,7 +45,9 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
+        .with_writer(|| Stderr)
+        // it would say so by `eprintln!`, which panics
+        .log_internal_errors(false)
         .init();
     let mut terminate = signal(SignalKind::terminate()).context("watch for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("watch for SIGINT")?;
@@ -63,7 +76,7 @@ fn print_kubeconfig(args: &KubeconfigArgs) -> anyhow::Result<()> {
     let kubeconfig = kubeconfig(&pki, &args.server, &args.user, args.group())?;
     match &args.output {
         Some(path) => kubeconfig.write(path)?,
-        None => print!("{}", kubeconfig.as_str()),
+        None => output::print(kubeconfig.as_str()).context("cannot write the kubeconfig")?,
     }
     Ok(())
 }

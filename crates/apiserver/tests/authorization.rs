@@ -1,5 +1,5 @@
 //! Roles, bindings and certificate requests, with the real kubectl and real certificates.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

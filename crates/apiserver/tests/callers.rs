@@ -1,5 +1,5 @@
 //! Who calls, by what is shown: bootstrap tokens, tokens of a file, and what is no good.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

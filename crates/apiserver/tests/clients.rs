@@ -1,5 +1,5 @@
 //! What Go clients lean on: protobuf bodies, impersonation, and the refusals that they look into.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! What strangers and callers may hold of the server: attacks that were tried on it, over real HTTPS.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

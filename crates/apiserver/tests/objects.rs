@@ -1,5 +1,5 @@
 //! Objects over real HTTPS: create, read, update, patch, delete, and what must not go wrong with them.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Subresources of pods that change a part of them, and what runtime classes do to pods.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! `pods/proxy` and `services/proxy`, to a program that a pod could run.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

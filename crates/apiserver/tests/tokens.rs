@@ -1,5 +1,5 @@
 //! Tokens of service accounts: what they say, for whom, and for how long.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Volumes and claims with the real kubectl and the real binary, from the class to the end.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -118,25 +118,27 @@ impl Share {
         if held.saturating_add(more) > self.budget.free(&used, self.holder.priority) {
             return false;
         }
-        *used.of(self.holder.priority) += more;
+        let sum = used.of(self.holder.priority);
+        *sum = sum.saturating_add(more);
         match used.holders.get_mut(&self.holder.name) {
-            Some(held) => *held += more,
+            Some(held) => *held = held.saturating_add(more),
             None if more > 0 => drop(used.holders.insert(Arc::clone(&self.holder.name), more)),
             None => {}
         }
         drop(used);
-        self.amount += more;
+        self.amount = self.amount.saturating_add(more);
         true
     }
 
     /// Gives some of it back, at most all.
     pub fn shrink(&mut self, less: u64) {
         let less = less.min(self.amount);
-        self.amount -= less;
+        self.amount = self.amount.saturating_sub(less);
         let mut used = self.budget.used();
-        *used.of(self.holder.priority) -= less;
+        let sum = used.of(self.holder.priority);
+        *sum = sum.saturating_sub(less);
         if let Some(held) = used.holders.get_mut(&self.holder.name) {
-            *held -= less;
+            *held = held.saturating_sub(less);
             if *held == 0 {
                 used.holders.remove(&self.holder.name);
             }
@@ -165,7 +167,8 @@ impl LeastRate {
     /// When more than `received` bytes must be there of what began to be sent at `start`.
     #[must_use]
     pub fn deadline(&self, start: Instant, received: u64) -> Instant {
-        let paid = Duration::from_secs(received / self.bytes_per_second.max(1));
+        let paid =
+            Duration::from_secs(received.checked_div(self.bytes_per_second).unwrap_or(received));
         later(start, self.grace.saturating_add(paid).min(self.longest))
     }
 }

@@ -49,8 +49,9 @@ impl Limits {
     /// What a server takes that may have this many files open: at most half of them are connections.
     #[must_use]
     pub fn for_open_files(files: u64) -> Self {
-        let part =
-            |most: usize, of: u64| usize::try_from(files / of).unwrap_or(most).clamp(8, most);
+        let part = |most: usize, of: u64| {
+            usize::try_from(files.checked_div(of).unwrap_or(0)).unwrap_or(most).clamp(8, most)
+        };
         Self {
             unauthorized: part(Self::DEFAULT.unauthorized, 16),
             authorized: part(Self::DEFAULT.authorized, 4),
@@ -108,7 +109,7 @@ impl ConnectionLimiter {
         let (close, closed) = oneshot::channel();
         let mut unauthorized = self.unauthorized();
         let number = unauthorized.next;
-        unauthorized.next += 1;
+        unauthorized.next = number.wrapping_add(1);
         unauthorized.connections.insert(number, (network(address), close));
         if unauthorized.connections.len() > self.most_unauthorized
             && let Some(oldest) = unauthorized.evict()

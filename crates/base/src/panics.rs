@@ -8,12 +8,13 @@
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::cell::{Cell, RefCell};
-use std::io::Write;
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::task::Poll;
 
 use tokio::task::JoinError;
 use tracing::error;
+
+use crate::output;
 
 thread_local! {
     /// How many contained scopes this thread is in.
@@ -38,8 +39,7 @@ pub fn install() {
             _ => error!(contained, "panic: {panic}"),
         }
         if !tracing::dispatcher::has_been_set() {
-            // Standard error may be closed, or its disk full.
-            let _ = writeln!(std::io::stderr(), "panic: {panic}");
+            output::report(format_args!("panic: {panic}"));
         }
         if !contained {
             std::process::abort();

@@ -22,6 +22,12 @@ pub fn later(start: Instant, wait: Duration) -> Instant {
     start.checked_add(wait.min(FOREVER)).unwrap_or(start)
 }
 
+/// An equal part of a span. Of no parts there is none.
+#[must_use]
+pub fn part(span: Duration, parts: u32) -> Duration {
+    span.checked_div(parts).unwrap_or_default()
+}
+
 /// A number of seconds from outside as a duration: negative ones count as none, and no duration is
 /// longer than [`FOREVER`].
 #[must_use]
@@ -38,6 +44,8 @@ mod tests {
         for wait in [Duration::ZERO, Duration::from_secs(1), Duration::MAX, FOREVER] {
             assert!(after(wait) <= later(Instant::now(), FOREVER));
         }
+        assert_eq!(part(Duration::from_secs(3), 2), Duration::from_millis(1500));
+        assert_eq!(part(FOREVER, 0), Duration::ZERO);
         assert_eq!(seconds(i64::MIN), Duration::ZERO);
         assert_eq!(seconds(-1), Duration::ZERO);
         assert_eq!(seconds(30), Duration::from_secs(30));

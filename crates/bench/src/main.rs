@@ -6,6 +6,8 @@
 //! table and as JSON. With `--services` it is `proxy` that is played, and nothing else.
 //!
 //! Current limitations: one node, pods without volumes, images already on the machine.
+
+#![allow(clippy::arithmetic_side_effects, reason = "a tool of tests, on numbers of its own")]
 mod bench;
 mod burst;
 mod cluster;

@@ -1,6 +1,6 @@
 //! A small run: every phase works, its figures are there, and nothing is left (which the program
 //! itself checks). How large the figures are is no test's affair.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used)]
 
 use std::fs;
 use std::process::Command;

@@ -5,6 +5,8 @@
 //! Current limitations: a list comes in one answer of at most 16 MiB; the
 //! `Stream…` forms of the lists (alpha in Kubernetes 1.36) are not used.
 
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+
 mod call;
 mod client;
 mod container;

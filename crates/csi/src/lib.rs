@@ -4,6 +4,8 @@
 //!
 //! Current limitations: the node's side alone; controllers speak with drivers beside them.
 
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+
 mod access;
 mod call;
 mod driver;

@@ -3,6 +3,8 @@
 //!
 //! Flow: `stack` brings up → `check` starts the pod → `look` reads node, pods and processes →
 //! `view` makes lines of it → `screen` shows them.
+
+#![allow(clippy::arithmetic_side_effects, reason = "a tool of tests, on numbers of its own")]
 mod check;
 mod look;
 mod progress;

@@ -1,5 +1,7 @@
 //! Durations in Go's syntax ("2m0s", "1h30m", "-1s"), as Kubernetes writes them.
 
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -75,7 +77,7 @@ fn parse(text: &str) -> Option<i64> {
         total = total.checked_add(scaled(number, unit_nanos(unit)?)?)?;
         rest = after;
     }
-    i64::try_from(if negative { -total } else { total }).ok()
+    i64::try_from(if negative { total.checked_neg()? } else { total }).ok()
 }
 
 fn unit_nanos(unit: &str) -> Option<i128> {
@@ -116,10 +118,11 @@ impl fmt::Display for GoDuration {
         let (sign, nanos) = (if self.0 < 0 { "-" } else { "" }, self.0.unsigned_abs());
         let fraction = |f: &mut fmt::Formatter<'_>, nanos: u64, unit: u64, name: &str| {
             let digits = unit.ilog10() as usize;
-            let part = format!("{:0digits$}", nanos % unit);
+            let whole = nanos.checked_div(unit).unwrap_or(0);
+            let part = format!("{:0digits$}", nanos.checked_rem(unit).unwrap_or(0));
             match part.trim_end_matches('0') {
-                "" => write!(f, "{}{name}", nanos / unit),
-                part => write!(f, "{}.{part}{name}", nanos / unit),
+                "" => write!(f, "{whole}{name}"),
+                part => write!(f, "{whole}.{part}{name}"),
             }
         };
         f.write_str(sign)?;

@@ -4,6 +4,8 @@
 //!
 //! The printer walks a value's JSON along a table of Go's types, which its user brings along.
 
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+
 mod fnv;
 mod quantity;
 mod types;

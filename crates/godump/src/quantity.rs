@@ -76,13 +76,14 @@ impl Quantity {
             Amount::Small { scale, .. } if scale >= -RESOURCE => {}
             Amount::Small { value, scale } => {
                 self.text.clear();
-                let magnitude = shift(value.unsigned_abs().into(), -RESOURCE - scale);
+                let magnitude =
+                    shift(value.unsigned_abs().into(), (-RESOURCE).saturating_sub(scale));
                 let magnitude = magnitude.and_then(|value| i64::try_from(value).ok());
-                let value = magnitude.unwrap_or(i64::MAX) * value.signum();
+                let value = magnitude.unwrap_or(i64::MAX).saturating_mul(value.signum());
                 self.amount = Amount::Small { value, scale: -RESOURCE };
             }
             Amount::Large { negative, unscaled, places } => {
-                let unscaled = shift(unscaled, places - RESOURCE).unwrap_or(unscaled);
+                let unscaled = shift(unscaled, places.saturating_sub(RESOURCE)).unwrap_or(unscaled);
                 self.amount = Amount::Large { negative, unscaled, places: RESOURCE };
             }
         }
@@ -118,10 +119,15 @@ impl<'a> Parts<'a> {
 
     /// The amount in 64 bits, and whether its text is worth to be remembered.
     fn small(&self, base: u32, exponent: i32) -> Option<(Amount, bool)> {
-        let (whole, fraction) = (self.whole.len() as i64, self.fraction.len() as i64);
+        let length = |digits: &str| i64::try_from(digits.len()).unwrap_or(i64::MAX);
+        let (whole, fraction) = (length(self.whole), length(self.fraction));
         let (factor, scale, room) = match base {
-            10 => (1_i64, exponent, SAFE_DIGITS - whole - fraction),
-            _ if fraction == 0 => (1 << exponent, 0, 15 - whole - i64::from(exponent) * 3 / 10 - 1),
+            10 => (1_i64, exponent, SAFE_DIGITS.saturating_sub(whole).saturating_sub(fraction)),
+            _ if fraction == 0 => {
+                let digits = i64::from(exponent).saturating_mul(3) / 10;
+                let room = 14_i64.saturating_sub(whole).saturating_sub(digits);
+                (1_i64.checked_shl(exponent.unsigned_abs())?, 0, room)
+            }
             _ => return None,
         };
         if room < 0 {
@@ -138,7 +144,7 @@ impl<'a> Parts<'a> {
             _ => exponent % 10 == 0 && value % 8 != 0,
         };
         let value = value.checked_mul(factor)?;
-        let value = if self.negative { -value } else { value };
+        let value = if self.negative { value.checked_neg()? } else { value };
         Some((Amount::Small { value, scale }, canonical))
     }
 
@@ -176,10 +182,13 @@ fn interpret(suffix: &str) -> Option<(u32, i32, &'static str)> {
     match suffix.len() {
         0 => Some((10, 0, DECIMAL)),
         1 => power("num")
-            .map(|power| power * 3 - 9)
-            .or_else(|| power("kMGTPE").map(|power| power * 3 + 3))
+            .map(|power| power.saturating_mul(3).saturating_sub(9))
+            .or_else(|| power("kMGTPE").map(|power| power.saturating_mul(3).saturating_add(3)))
             .map(|exponent| (10, exponent, DECIMAL)),
-        2 if suffix.ends_with('i') => power("KMGTPE").map(|power| (2, power * 10 + 10, BINARY)),
+        2 if suffix.ends_with('i') => {
+            let exponent = |power: i32| power.saturating_mul(10).saturating_add(10);
+            power("KMGTPE").map(|power| (2, exponent(power), BINARY))
+        }
         _ => {
             let exponent: i64 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
             Some((10, i32::try_from(exponent).ok()?, EXPONENT))

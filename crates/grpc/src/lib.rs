@@ -2,6 +2,8 @@
 //! ([`Endpoint`]), calls with a deadline ([`request`], [`answer`]), why one failed ([`Failure`]),
 //! and a [`Server`], to be such a peer. What is said over it is the business of the crates above.
 
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+
 mod call;
 mod endpoint;
 mod failure;

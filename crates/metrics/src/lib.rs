@@ -11,6 +11,8 @@
 //! all series before it writes them, which is too much for a container's figures, and has had few
 //! hands of late.
 
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+
 mod family;
 #[cfg(any(test, feature = "parse"))]
 pub mod parse;

@@ -48,7 +48,7 @@ pub fn watch_start(registry: &Registry) {
 }
 
 fn usage(text: &mut Text, stat: &Stat) {
-    let ticks = (stat.utime + stat.stime) as f64;
+    let ticks = stat.utime.saturating_add(stat.stime) as f64;
     let help = "CPU time spent, in seconds.";
     let seconds = ticks / procfs::ticks_per_second() as f64;
     one(text, "process_cpu_seconds_total", help, Kind::Counter, seconds);

@@ -161,9 +161,9 @@ impl Samples<'_> {
         counts: impl Iterator<Item = (&'b str, u64)>,
         sum: f64,
     ) {
-        let mut seen = 0;
+        let mut seen = 0_u64;
         for (bound, count) in counts {
-            seen += count;
+            seen = seen.saturating_add(count);
             self.line("_bucket", labels, &[("le", bound)], seen as f64, None);
         }
         self.line("_sum", labels, &[], sum, None);

@@ -2,6 +2,8 @@
 //! over, described as volumes of those drivers. Handles, attributes and topology are upstream's, to
 //! the letter: the drivers know the volumes by them. Objects are JSON values, as the API has them.
 
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+
 mod aws;
 mod azure_disk;
 mod azure_file;

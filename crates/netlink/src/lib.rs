@@ -2,6 +2,8 @@
 //! for netfilter and for network devices have no way to write one that nests others unless they know
 //! it, and know nothing of conntrack's filter or of the statistics of all devices at once.
 
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+
 use std::io;
 
 use netlink_packet_core::{

@@ -51,7 +51,9 @@ impl<K: Hash + Eq + Clone> Backoff<K> {
     /// twice as long. The time spent waiting for the try is no quiet time.
     pub fn next(&mut self, key: &K, failed: Timestamp, now: Timestamp) {
         let delay = match self.entries.get(key) {
-            Some(entry) if !self.is_stale(entry, failed) => (entry.delay * 2).min(self.max),
+            Some(entry) if !self.is_stale(entry, failed) => {
+                entry.delay.saturating_mul(2).min(self.max)
+            }
             _ => self.base,
         };
         self.entries.insert(key.clone(), Entry { delay, touched: now });
@@ -63,7 +65,7 @@ impl<K: Hash + Eq + Clone> Backoff<K> {
     }
 
     fn is_stale(&self, entry: &Entry, failed: Timestamp) -> bool {
-        failed.duration_since(entry.touched) > (self.max * 2).max(RESTART_RESET)
+        failed.duration_since(entry.touched) > self.max.saturating_mul(2).max(RESTART_RESET)
     }
 }
 

@@ -2,6 +2,8 @@
 //! be done ([`plan`]) and what is to be told ([`status`]). No I/O, no client, and no clock but the
 //! one passed in.
 
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+
 pub mod admission;
 pub mod backoff;
 pub mod deadline;

@@ -82,7 +82,7 @@ pub fn milli(quantity: &Quantity) -> Option<i128> {
     let rounded = numerator.checked_add(denominator - 1)? / denominator;
     // As upstream caps it; sums of such amounts cannot overflow.
     let rounded = rounded.min(i128::from(i64::MAX) * 1000);
-    Some(if negative { -rounded } else { rounded })
+    Some(if negative { rounded.saturating_neg() } else { rounded })
 }
 
 /// A resource of a list in thousandths, 0 if it is absent.

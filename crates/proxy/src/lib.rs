@@ -5,6 +5,8 @@
 //! [`userspace`] is the other mode, with relays in the place of rules. Watches, ports, metrics and
 //! events are the daemon's.
 
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+
 pub mod accounting;
 pub mod apply;
 pub mod config;

@@ -1,5 +1,5 @@
 //! Flows of real datagrams through rules of iptables, in the kernel's table.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -1,6 +1,8 @@
 //! The revisioned key-value store behind the apiserver: one trait, two backends
 //! (etcd v3 and an embedded single file), one contract for both.
 
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+
 use std::sync::Arc;
 use std::time::Duration;
 

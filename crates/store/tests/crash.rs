@@ -1,6 +1,6 @@
 //! SIGKILL while writing: a child writes and reports what was acknowledged, the parent kills it at
 //! any moment and looks at what is in the file. Again and again on the same file.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
+use longshore_base::time;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep_until};
 
@@ -32,7 +33,7 @@ impl Activity {
     }
 
     fn last(&self) -> Instant {
-        self.began + Duration::from_millis(self.last.load(Ordering::Relaxed))
+        time::later(self.began, Duration::from_millis(self.last.load(Ordering::Relaxed)))
     }
 }
 
@@ -46,7 +47,7 @@ impl Active {
         let watched = Arc::clone(&activity);
         let expiry = async move {
             loop {
-                let deadline = watched.last() + idle;
+                let deadline = time::later(watched.last(), idle);
                 if deadline <= Instant::now() {
                     return;
                 }

@@ -161,11 +161,11 @@ impl Session {
         let (read, mut writer) = split(TokioIo::new(backend));
         let mut opener = Opener::default();
         let mut frames = BytesMut::new();
-        let mut count = 0;
+        let mut count = 0_u64;
         let mut stream = |kind| {
             let (id, frame) = opener.open(STREAM_TYPE, kind);
             frames.extend_from_slice(&frame);
-            count += 1;
+            count = count.saturating_add(1);
             id
         };
         let open = Open {
@@ -182,7 +182,7 @@ impl Session {
         let taken = async {
             while count > 0 {
                 match reader.next().await? {
-                    Some(Frame::Reply { .. }) => count -= 1,
+                    Some(Frame::Reply { .. }) => count = count.saturating_sub(1),
                     Some(Frame::Ping { .. }) => {}
                     Some(_) => return Err(Error::Spdy("a stream was not taken")),
                     None => return Err(Error::Spdy("closed before all streams were taken")),

@@ -7,6 +7,8 @@
 //!
 //! Current limitations: IPv4 only; a host has no way out of the machine unless
 //! [`Host::open_egress`] opens one, so tests import their images or pull them from a [`Registry`].
+
+#![allow(clippy::arithmetic_side_effects, reason = "a tool of tests, on numbers of its own")]
 mod apiserver;
 mod cgroup;
 mod command;

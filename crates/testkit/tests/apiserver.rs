@@ -1,5 +1,5 @@
 //! The apiserver on a host, reached from the machine.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use longshore_testkit::{Apiserver, Host, Kubectl};
 

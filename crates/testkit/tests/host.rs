@@ -1,5 +1,5 @@
 //! The test host itself: up, a pod on it, and gone without a trace, whatever became of its owner.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

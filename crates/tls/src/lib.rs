@@ -5,6 +5,8 @@
 //! of the handshake: its holder may have another way to say who it is, and otherwise gets an answer
 //! that says what is wrong.
 
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+
 mod ask;
 mod believe;
 mod clients;

@@ -59,7 +59,7 @@ impl CpuSet {
     /// What is in this one alone.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
-        Self(&self.0 - &other.0)
+        Self(self.0.difference(&other.0).copied().collect())
     }
 
     /// Whether all are in the other, too.

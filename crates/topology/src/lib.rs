@@ -5,6 +5,8 @@
 //! Current limitations: pods with resources of their own share everything (the alpha gate
 //! `PodLevelResourceManagers`); state files from before Kubernetes 1.18 are refused.
 
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+
 mod allocator;
 pub mod checkpoint;
 mod combinations;

@@ -4,6 +4,7 @@ use std::fs::{self, DirEntry};
 use std::io::ErrorKind;
 use std::path::Path;
 
+use longshore_base::trees;
 use tracing::{debug, warn};
 
 use crate::gc::Error;
@@ -20,7 +21,7 @@ pub(super) fn remove_dirs(dir: &Path, is_wanted: impl Fn(&str) -> bool) -> Resul
             continue;
         }
         debug!(path = %path.display(), "removing logs of a pod that is gone");
-        if let Err(error) = fs::remove_dir_all(&path) {
+        if let Err(error) = trees::remove(&path) {
             warn!(path = %path.display(), %error, "logs of a pod that is gone stay");
         }
     }

@@ -77,7 +77,7 @@ impl Ledger {
 
     pub(super) fn set(&self, uid: &str, resources: PodResources) {
         self.entries().insert(uid.to_owned(), Arc::new(resources));
-        self.changes.send_modify(|changes| *changes += 1);
+        self.changes.send_modify(|changes| *changes = changes.saturating_add(1));
     }
 
     /// Whoever reads that of a pod which is gone does no harm: it goes with the next change.

@@ -321,7 +321,7 @@ impl Allocation {
             }
             decision.send_modify(|decision| {
                 decision.pending = None;
-                decision.grants += 1;
+                decision.grants = decision.grants.saturating_add(1);
                 decision.generation = generation;
             });
             let text = resize::message("started", pod, generation, "");

@@ -149,7 +149,7 @@ impl Fs {
                 other => return other,
             }
             std::thread::sleep(pause);
-            pause *= 2;
+            pause = pause.saturating_mul(2);
         }
         self.try_remove(path)
     }
@@ -194,10 +194,15 @@ fn hand_down(dir: &Path) {
 
 /// A cgroup and all below it, leaves first; empty if it is not there.
 fn below(dir: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
-    let dirs = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|t| t.is_dir()));
-    let mut found: Vec<PathBuf> = dirs.flat_map(|entry| below(&entry.path())).collect();
-    found.push(dir.to_owned());
+    // What runs in a pod may nest cgroups, so nothing recurses here.
+    let (mut found, mut waiting) = (Vec::new(), vec![dir.to_owned()]);
+    while let Some(dir) = waiting.pop() {
+        let Ok(entries) = std::fs::read_dir(&dir) else { continue };
+        let dirs = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|t| t.is_dir()));
+        waiting.extend(dirs.map(|entry| entry.path()));
+        found.push(dir);
+    }
+    found.reverse();
     found
 }
 

@@ -41,7 +41,9 @@ pub fn quota(milli_cpu: i128, period: i64) -> i64 {
 fn weight(shares: u64) -> u64 {
     let (from, to) = (SHARES, WEIGHTS);
     let shares = shares.clamp(from.0, from.1);
-    to.0 + (shares - from.0) * (to.1 - to.0) / (from.1 - from.0)
+    let (above, room) = (shares.saturating_sub(from.0), to.1.saturating_sub(to.0));
+    let scaled = above.saturating_mul(room).checked_div(from.1.saturating_sub(from.0));
+    to.0.saturating_add(scaled.unwrap_or(0))
 }
 
 /// At most so much, or as much as there is.
@@ -72,7 +74,8 @@ impl CpuMax {
 
     /// Microseconds a second, as systemd counts: rounded up, so that what is within has enough.
     fn each_second(self) -> Option<u64> {
-        let each_second = self.quota?.saturating_mul(1_000_000) / self.period.max(1);
+        let each_second = self.quota?.saturating_mul(1_000_000);
+        let each_second = each_second.checked_div(self.period.max(1)).unwrap_or(0);
         Some(each_second.div_ceil(SYSTEMD_STEP).saturating_mul(SYSTEMD_STEP))
     }
 

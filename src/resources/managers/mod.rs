@@ -303,7 +303,7 @@ impl Shared {
 
     fn change<T>(&self, change: impl FnOnce(&mut Allocator) -> T) -> T {
         let outcome = change(&mut self.allocator());
-        self.version.send_modify(|version| *version += 1);
+        self.version.send_modify(|version| *version = version.saturating_add(1));
         outcome
     }
 

@@ -38,7 +38,7 @@ impl<K: Eq + Hash + Clone, V: Clone> Cache<K, V> {
                 entries.iter().min_by_key(|(_, (ends, _))| *ends).map(|(key, _)| key.clone());
             first.map(|first| entries.remove(&first));
         }
-        entries.insert(key, (now + life, value));
+        entries.insert(key, (now.checked_add(life).unwrap_or(now), value));
     }
 
     fn entries(&self) -> MutexGuard<'_, HashMap<K, (Instant, V)>> {

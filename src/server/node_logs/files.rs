@@ -221,7 +221,7 @@ fn send(
         .into_response();
     if count < whole {
         *response.status_mut() = StatusCode::PARTIAL_CONTENT;
-        let last = (first + count).saturating_sub(1);
+        let last = first.saturating_add(count).saturating_sub(1);
         if let Ok(value) = format!("bytes {first}-{last}/{whole}").parse() {
             response.headers_mut().insert(header::CONTENT_RANGE, value);
         }
@@ -264,7 +264,9 @@ fn part(range: &str, whole: u64) -> Part {
         },
     };
     match last {
-        Some(last) if first <= last => Part::Some { first, count: last - first + 1 },
+        Some(last) if first <= last => {
+            Part::Some { first, count: last.saturating_sub(first).saturating_add(1) }
+        }
         _ => Part::None,
     }
 }

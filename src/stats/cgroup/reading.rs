@@ -201,7 +201,8 @@ impl Cgroup {
         let (quota, period) = (quota.parse().ok(), period.parse().ok());
         let weight = reader.number(&file("cpu.weight")).ok();
         // The scale from 1 to 10000 upon that from 2 to 262144.
-        let shares = weight.map(|weight| 2 + weight.saturating_sub(1) * 262_142 / 9_999);
+        let scaled = |weight: u64| weight.saturating_sub(1).saturating_mul(262_142) / 9_999;
+        let shares = weight.map(|weight| scaled(weight).saturating_add(2));
         Limits { quota, period, shares }
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use kube::api::Api;
+use longshore_base::time;
 use longshore_csi::Code;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -62,7 +63,7 @@ impl Csi {
         let name = attachment_name(handle, driver, self.node_name());
         let client = self.client(|| format!("get VolumeAttachment {name}"))?;
         let api = Api::<VolumeAttachment>::all(client.clone());
-        let deadline = Instant::now() + self.attach_patience;
+        let deadline = time::after(self.attach_patience);
         let mut pause = FIRST_PAUSE;
         let (mut told, mut limit) = (false, None);
         loop {
@@ -85,7 +86,7 @@ impl Csi {
                 Ok(Err(reason)) => Some(reason),
                 Err(_) => None,
             };
-            let next = (Instant::now() + pause).min(deadline);
+            let next = time::after(pause).min(deadline);
             tokio::select! {
                 () = sleep_until(next) => {}
                 _ = task.devices().attached(&volume.device), if !told => {

@@ -182,7 +182,7 @@ async fn unstage_unless_used(node: Arc<Inner>, mut held: Option<Held>, staged: S
         }
         drop(turn);
         sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
     }
 }
 

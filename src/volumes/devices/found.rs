@@ -46,7 +46,7 @@ impl Found {
         match left.device(root, uid, mounts) {
             Ok(None) => {}
             Ok(Some(device)) => {
-                self.volumes += 1;
+                self.volumes = self.volumes.saturating_add(1);
                 self.users.entry(device).or_default().insert(uid.to_owned());
             }
             Err(error) => {

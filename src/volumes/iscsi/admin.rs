@@ -5,6 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use longshore_base::time;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
@@ -84,7 +85,7 @@ impl Admin<'_> {
             self.log_in(portal, secret).await?;
         }
         let path = self.path_by(portal);
-        let until = Instant::now() + self.kernel.patience;
+        let until = time::after(self.kernel.patience);
         self.scan(portal).await?;
         while !path.exists() {
             if Instant::now() >= until {

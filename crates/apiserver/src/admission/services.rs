@@ -180,9 +180,12 @@ impl ServiceAllocator {
         // The first ones are left for those that ask for an address, as long as there are others.
         let reserved = (size / 16).clamp(u64::from(size > 16), 256);
         let mut taken = self.lock();
-        let start = reserved + random() % (size - reserved);
+        let others = random().checked_rem(size.saturating_sub(reserved)).unwrap_or(0);
+        let start = reserved.saturating_add(others);
         (0..size)
-            .map(|step| self.range.address((start + step) % size))
+            .map(|step| {
+                self.range.address(start.saturating_add(step).checked_rem(size).unwrap_or(0))
+            })
             .find(|address| taken.addresses.insert(*address))
     }
 
@@ -242,10 +245,11 @@ impl ServiceAllocator {
 
     fn take_any_port(&self) -> Result<u16, StatusError> {
         let size = NODE_PORTS.len() as u64;
-        let start = random() % size;
+        let start = random().checked_rem(size).unwrap_or(0);
         let mut taken = self.lock();
         (0..size)
-            .map(|step| NODE_PORTS.start() + ((start + step) % size) as u16)
+            .map(|step| start.saturating_add(step).checked_rem(size).unwrap_or(0))
+            .map(|step| NODE_PORTS.start().saturating_add(u16::try_from(step).unwrap_or(0)))
             .find(|port| taken.ports.insert(*port))
             .ok_or_else(|| StatusError::internal("failed to allocate a nodePort: range is full"))
     }

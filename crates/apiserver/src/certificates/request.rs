@@ -113,7 +113,7 @@ pub(crate) fn check_issued(base64: &str) -> Result<(), String> {
     for der in CertificateDer::pem_slice_iter(&pem) {
         let der = der.map_err(|error| error.to_string())?;
         X509Certificate::from_der(&der).map_err(|error| error.to_string())?;
-        count += 1;
+        count += 1_usize;
     }
     match count {
         0 => Err("must contain at least one CERTIFICATE PEM block".into()),

@@ -6,8 +6,9 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
+use longshore_base::time;
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::checks::usages;
@@ -80,7 +81,7 @@ impl Task<'_> {
         let mut changes = registry.feeds().subscribe(resource()?, after).await?;
         loop {
             let pause = if self.sweep().await? { SWEEP_OPEN } else { SWEEP_IDLE };
-            let mut next = Instant::now() + pause;
+            let mut next = time::after(pause);
             loop {
                 let change = tokio::select! {
                     () = sleep_until(next) => break,
@@ -88,7 +89,7 @@ impl Task<'_> {
                 };
                 let Some(change) = change else { return Ok(()) };
                 if self.changed(&change).await {
-                    next = next.min(Instant::now() + SWEEP_OPEN);
+                    next = next.min(time::after(SWEEP_OPEN));
                 }
             }
         }
@@ -321,7 +322,8 @@ pub(super) fn life(longest: Duration, wanted: Option<u64>) -> Duration {
 /// Whether nobody will need the request any more.
 pub(super) fn is_outdated(request: &Value, now: Timestamp) -> bool {
     let age = |time: &Value| -> Option<i64> {
-        Some(now.as_second() - text(time).parse::<Timestamp>().ok()?.as_second())
+        let then = text(time).parse::<Timestamp>().ok()?.as_second();
+        Some(now.as_second().saturating_sub(then))
     };
     let decided = items(&request["status"]["conditions"])
         .iter()

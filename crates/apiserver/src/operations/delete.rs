@@ -175,7 +175,8 @@ fn delete_pod(current: &Value, requested: Option<i64>, now: Timestamp) -> Write 
         if let Some(generation) =
             current["metadata"]["generation"].as_i64().filter(|generation| *generation > 0)
         {
-            object::metadata_mut(&mut new).insert("generation".into(), (generation + 1).into());
+            object::metadata_mut(&mut new)
+                .insert("generation".into(), generation.saturating_add(1).into());
         }
         grace
     };
@@ -194,7 +195,7 @@ fn shortened(current: &Value, requested: Option<i64>, now: Timestamp) -> Option<
     let pending = pending_grace(current);
     let grace = requested.filter(|grace| pending != 0 && *grace < pending)?;
     let deadline: Timestamp = current["metadata"]["deletionTimestamp"].as_str()?.parse().ok()?;
-    let deadline = after(deadline, grace - pending);
+    let deadline = after(deadline, grace.saturating_sub(pending));
     match deadline < now {
         false => Some((deadline, grace)),
         // The time is up already: as short as can be, but still the node's to finish unless it is to go at once.

@@ -95,8 +95,8 @@ fn subject(params: &mut CertificateParams, name: &str, group: Option<&str>) {
 
 fn validity(params: &mut CertificateParams, life: Duration) {
     let now = SystemTime::now();
-    params.not_before = (now - BACKDATE).into();
-    params.not_after = (now + life).into();
+    params.not_before = now.checked_sub(BACKDATE).unwrap_or(now).into();
+    params.not_after = now.checked_add(life).unwrap_or(now).into();
 }
 
 /// A certificate that was read from a file; known to parse.
@@ -139,7 +139,8 @@ impl Certificate {
         self.judge(|certificate| {
             let validity = certificate.validity();
             validity.not_before.timestamp() <= since_epoch(now)
-                && validity.not_after.timestamp() > since_epoch(now + RENEW_BEFORE)
+                && validity.not_after.timestamp()
+                    > since_epoch(now.checked_add(RENEW_BEFORE).unwrap_or(now))
         })
     }
 

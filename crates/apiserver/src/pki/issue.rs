@@ -99,9 +99,11 @@ fn algorithm_identifier(writer: DERWriter<'_>, oid: &[u64], has_null: bool) {
 
 /// From when and until when, in seconds; never longer than the CA.
 fn validity(now: SystemTime, life: Duration, ca_until: u64) -> (u64, u64) {
-    let seconds = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let until = if life < SHORT { now + life } else { now + life - BACKDATE };
-    (seconds(now - BACKDATE), seconds(until).min(ca_until))
+    let (now, backdate) =
+        (now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(), BACKDATE.as_secs());
+    let until = now.saturating_add(life.as_secs());
+    let until = if life < SHORT { until } else { until.saturating_sub(backdate) };
+    (now.saturating_sub(backdate), until.min(ca_until))
 }
 
 /// A time in DER: with two digits of the year until 2049, with four from then on.

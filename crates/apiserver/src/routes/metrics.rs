@@ -42,8 +42,9 @@ impl Metrics {
             subresource,
             code: code.as_u16(),
         };
-        *self.requests.lock().unwrap_or_else(PoisonError::into_inner).entry(labels).or_default() +=
-            1;
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = requests.entry(labels).or_default();
+        *count = count.saturating_add(1);
     }
 
     /// In Prometheus' text format.

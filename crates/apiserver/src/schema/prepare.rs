@@ -114,7 +114,7 @@ pub fn prepare_update(resource: &Resource, object: &mut Value, old: &Value) {
 }
 
 fn count_generation(map: &mut Map<String, Value>, old: &Value) {
-    let generation = old["metadata"]["generation"].as_i64().unwrap_or(0) + 1;
+    let generation = old["metadata"]["generation"].as_i64().unwrap_or(0).saturating_add(1);
     if let Some(metadata) = map_mut(map, "metadata") {
         metadata.insert("generation".into(), generation.into());
     }

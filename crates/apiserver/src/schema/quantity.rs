@@ -55,7 +55,7 @@ impl Quantity {
         }
         let (format, scale) = Scale::parse(suffix)?;
         let nanos = scale.apply(whole, fraction).min(MAX);
-        Some(Self { nanos: if negative { -nanos } else { nanos }, format })
+        Some(Self { nanos: if negative { nanos.saturating_neg() } else { nanos }, format })
     }
 
     /// Whether it is below zero.
@@ -117,8 +117,8 @@ impl Scale {
         let mantissa: i128 = format!("0{whole}{kept}").parse().unwrap_or(i128::MAX);
         let places = i32::try_from(kept.len()).unwrap_or(18);
         let (scaled, shift) = match self {
-            Self::Ten(e) => (Some(mantissa), e - places + 9),
-            Self::Two(bits) => (mantissa.checked_mul(1 << bits), 9 - places),
+            Self::Ten(e) => (Some(mantissa), e.saturating_sub(places).saturating_add(9)),
+            Self::Two(bits) => (mantissa.checked_mul(1 << bits), 9_i32.saturating_sub(places)),
         };
         let nanos = scaled.and_then(|m| times_ten_to(m, shift)).unwrap_or(MAX);
         if sticky && nanos < MAX { nanos + 1 } else { nanos }
@@ -127,12 +127,12 @@ impl Scale {
 
 /// More digits than fit, made small again by the suffix: the digits that count are the first ones.
 fn huge_times_small(whole: &str, exponent: i32) -> i128 {
-    let spare = i32::try_from(whole.len()).unwrap_or(i32::MAX) - 19;
-    if spare > 10_000 || exponent + spare > 0 {
+    let spare = i32::try_from(whole.len()).unwrap_or(i32::MAX).saturating_sub(19);
+    if spare > 10_000 || exponent.saturating_add(spare) > 0 {
         return MAX;
     }
     let mantissa: i128 = whole[..19].parse().unwrap_or(i128::MAX);
-    times_ten_to(mantissa, exponent + spare + 9).unwrap_or(MAX)
+    times_ten_to(mantissa, exponent.saturating_add(spare).saturating_add(9)).unwrap_or(MAX)
 }
 
 /// `n × 10^shift`, rounded up; `None` when it does not fit.
@@ -167,9 +167,9 @@ impl fmt::Display for Quantity {
             .rev()
             .step_by(3)
             .chain([-3, -6])
-            .find(|e| self.nanos % 10i128.pow((9 + e).unsigned_abs()) == 0)
+            .find(|e| self.nanos % 10i128.pow(9_i32.saturating_add(*e).unsigned_abs()) == 0)
             .unwrap_or(-9);
-        let units = self.nanos / 10i128.pow((9 + exponent).unsigned_abs());
+        let units = self.nanos / 10i128.pow(9_i32.saturating_add(exponent).unsigned_abs());
         match self.format {
             Format::Exponent if exponent != 0 => write!(f, "{units}e{exponent}"),
             _ => {

@@ -108,7 +108,7 @@ impl Api {
             && is_own;
         let claims = Claims {
             aud: audiences.clone(),
-            exp: now + if is_extended { EXTENDED_EXPIRATION } else { expiration },
+            exp: now.saturating_add(if is_extended { EXTENDED_EXPIRATION } else { expiration }),
             iat: now,
             iss: self.tokens.issuer().to_owned(),
             jti: object::new_uid().map_err(StatusError::internal)?,
@@ -118,13 +118,14 @@ impl Api {
                 pod: bound.pod,
                 secret: bound.secret,
                 serviceaccount: reference(&account),
-                warnafter: is_extended.then_some(now + expiration),
+                warnafter: is_extended.then_some(now.saturating_add(expiration)),
             },
             nbf: now,
             sub: format!("system:serviceaccount:{namespace}:{name}"),
         };
         let token = self.tokens.sign(&claims).map_err(StatusError::internal)?;
-        let end = Timestamp::from_second(now + expiration).map_err(StatusError::internal)?;
+        let end = Timestamp::from_second(now.saturating_add(expiration))
+            .map_err(StatusError::internal)?;
 
         let metadata = object::metadata_mut(&mut request);
         metadata.insert("name".into(), name.into());

@@ -291,7 +291,7 @@ fn first_few(all: impl Iterator<Item = String>, none: &str) -> Value {
     let mut shown = Vec::new();
     let mut more = 0;
     for item in all {
-        if shown.len() < 3 { shown.push(item) } else { more += 1 }
+        if shown.len() < 3 { shown.push(item) } else { more += 1_usize }
     }
     let list = shown.join(",");
     if more > 0 { format!("{list} + {more} more...").into() } else { or(&list, none) }

@@ -99,10 +99,10 @@ fn init_containers(pod: &Value, summary: &mut Summary) -> Option<Restarts> {
         let sidecar = spec.is_some_and(is_sidecar);
         let count = container["restartCount"].as_i64().unwrap_or(0);
         let ended = last_end(container);
-        summary.restarts += count;
+        summary.restarts = summary.restarts.saturating_add(count);
         summary.last_restart = summary.last_restart.max(ended);
         if sidecar {
-            sidecars = (sidecars.0 + count, sidecars.1.max(ended));
+            sidecars = (count.saturating_add(sidecars.0), sidecars.1.max(ended));
         }
         let state = &container["state"];
         let terminated = &state["terminated"];
@@ -131,7 +131,8 @@ fn containers(status: &Value, summary: &mut Summary) {
     let mut running = false;
     let mut error = None;
     for container in items(&status["containerStatuses"]).iter().rev() {
-        summary.restarts += container["restartCount"].as_i64().unwrap_or(0);
+        let count = container["restartCount"].as_i64().unwrap_or(0);
+        summary.restarts = summary.restarts.saturating_add(count);
         summary.last_restart = summary.last_restart.max(last_end(container));
         let state = &container["state"];
         let waiting = text(&state["waiting"]["reason"]);

@@ -184,7 +184,7 @@ impl Task<'_> {
         let remove = tokio::task::spawn_blocking(move || {
             match std::fs::canonicalize(&path) {
                 Ok(real) if real.as_os_str() == path.trim_end_matches('/') => {
-                    std::fs::remove_dir_all(&real)
+                    longshore_base::trees::remove(&real)
                 }
                 Ok(_) => Err(std::io::Error::other("there are symbolic links in the path")),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),

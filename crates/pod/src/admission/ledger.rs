@@ -70,7 +70,7 @@ pub struct Ledger {
 impl Ledger {
     /// Enter a pod, whatever is there.
     pub fn enter(&mut self, seat: Seat) -> Ticket {
-        self.last += 1;
+        self.last = self.last.saturating_add(1);
         self.put(self.last, seat);
         self.last
     }

@@ -72,7 +72,8 @@ impl Tracker {
             if let Some(at) = self.short.get_mut(index(threshold.signal)) {
                 *at = Some(now);
             }
-            let left = threshold.grace.saturating_sub(now - *met_since.get_or_insert(now));
+            let met_for = now.saturating_duration_since(*met_since.get_or_insert(now));
+            let left = threshold.grace.saturating_sub(met_for);
             *due = left.is_zero();
             match *due {
                 true => finding.due.push(*threshold),
@@ -81,7 +82,8 @@ impl Tracker {
         }
         finding.due.sort_by_key(|threshold| threshold.signal);
         let mut is_short = |at: Option<Instant>| {
-            let left = at.map(|at| self.transition.saturating_sub(now - at));
+            let left =
+                at.map(|at| self.transition.saturating_sub(now.saturating_duration_since(at)));
             let left = left.filter(|left| !left.is_zero());
             changes.extend(left);
             left.is_some()

@@ -63,22 +63,22 @@ pub(super) fn phase(
             (ContainerKind::Init, Progress::Ended(end) | Progress::Again(end)) => {
                 failed_init += usize::from(end.exit_code != 0 && for_good(end));
             }
-            (ContainerKind::Init, _) => pending_init += 1,
+            (ContainerKind::Init, _) => pending_init += 1_usize,
             (ContainerKind::Sidecar, Progress::Running { started }) => {
-                running += 1;
+                running += 1_usize;
                 pending_sidecars += usize::from(!started);
             }
             // A sidecar that has ended has no say in the phase.
             (ContainerKind::Sidecar, Progress::Ended(_) | Progress::Again(_)) => {}
             (ContainerKind::Sidecar, Progress::Waiting) => {
                 pending_sidecars += 1;
-                waiting += 1;
+                waiting += 1_usize;
             }
             (ContainerKind::Sidecar, Progress::Unknown) => {
                 pending_sidecars += 1;
-                unknown += 1;
+                unknown += 1_usize;
             }
-            (ContainerKind::Regular, Progress::Running { .. }) => running += 1,
+            (ContainerKind::Regular, Progress::Running { .. }) => running += 1_usize,
             (ContainerKind::Regular, Progress::Ended(end)) => {
                 ended += 1;
                 succeeded += usize::from(end.exit_code == 0);
@@ -89,8 +89,8 @@ pub(super) fn phase(
                 ended += 1;
                 ended_for_good += usize::from(for_good(end));
             }
-            (ContainerKind::Regular, Progress::Waiting) => waiting += 1,
-            (ContainerKind::Regular, Progress::Unknown) => unknown += 1,
+            (ContainerKind::Regular, Progress::Waiting) => waiting += 1_usize,
+            (ContainerKind::Regular, Progress::Unknown) => unknown += 1_usize,
             // A guest has no say in the phase.
             (ContainerKind::Ephemeral, _) => {}
         }

@@ -6,6 +6,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
+use longshore_base::time;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tracing::warn;
@@ -75,17 +76,18 @@ impl Pacer {
         let Some(ended) = self.ended else {
             return match self.changed {
                 true => (self.started, Reason::Change),
-                false => (self.started + max, Reason::Period),
+                false => (time::later(self.started, max), Reason::Period),
             };
         };
-        let period = (ended + max, Reason::Period);
+        let period = (time::later(ended, max), Reason::Period);
         let retry = (self.failures > 0).then(|| {
             let doubled = retry.saturating_mul(1 << (self.failures - 1).min(16));
-            (ended + doubled.clamp(min, max), Reason::Retry)
+            (time::later(ended, doubled.clamp(min, max)), Reason::Retry)
         });
         let change = self.changed.then(|| {
             let cost = self.costs[0].min(self.costs[1]);
-            (ended + cost.saturating_mul(SHARE - 1).clamp(min, max), Reason::Change)
+            let pause = cost.saturating_mul(SHARE - 1).clamp(min, max);
+            (time::later(ended, pause), Reason::Change)
         });
         [change, retry]
             .into_iter()

@@ -1,5 +1,5 @@
 //! Services and slices in, packets through: the whole way with both variants and both families.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod churn;
 #[path = "../common/mod.rs"]

@@ -83,7 +83,7 @@ impl Feed {
 
 impl Recent {
     fn newest(&self) -> Revision {
-        self.floor + Revision::try_from(self.events.len()).unwrap_or(0)
+        self.floor.saturating_add(Revision::try_from(self.events.len()).unwrap_or(0))
     }
 
     fn extend(&mut self, events: impl IntoIterator<Item = Arc<Event>>) {
@@ -94,7 +94,7 @@ impl Recent {
         while self.weight > KEPT {
             let Some(oldest) = self.events.pop_front() else { break };
             self.weight -= weight(&oldest);
-            self.floor += 1;
+            self.floor = self.floor.saturating_add(1);
         }
     }
 }

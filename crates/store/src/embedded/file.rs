@@ -103,7 +103,7 @@ impl StoreFile {
             let transaction = database.begin_write()?;
             let stats = transaction.stats()?;
             transaction.abort()?;
-            Ok(stats.allocated_pages() * stats.page_size() as u64)
+            Ok(stats.allocated_pages().saturating_mul(stats.page_size() as u64))
         })?;
         if length < SHRINK_FROM || used > length / 2 {
             return Ok(());

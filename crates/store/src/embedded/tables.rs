@@ -110,7 +110,7 @@ where
         let emit = |page: &mut Page, revision: Revision, live: bool| -> Result<()> {
             if !live {
             } else if options.limit != 0 && page.items.len() >= options.limit {
-                page.remaining += 1;
+                page.remaining = page.remaining.saturating_add(1);
             } else if let Some(record) = self.record(revision)? {
                 page.items.push(record.into_key_value(revision));
             }
@@ -145,11 +145,11 @@ where
         newest: Revision,
     ) -> Result<(Vec<Event>, Revision)> {
         let (mut events, mut bytes) = (Vec::new(), 0);
-        for (seen, entry) in self.records.range(after + 1..=newest)?.enumerate() {
+        for (seen, entry) in self.records.range(after.saturating_add(1)..=newest)?.enumerate() {
             let (revision, row) = entry?;
             let (revision, row) = (revision.value(), row.value());
             if seen == HISTORY_ROWS || bytes > HISTORY_BYTES {
-                return Ok((events, revision - 1));
+                return Ok((events, revision.saturating_sub(1)));
             }
             if row.0.starts_with(prefix) {
                 bytes += row.4.len();

@@ -81,7 +81,7 @@ impl<'t> Transaction<'t> {
         ttl: Option<Duration>,
         current: Option<(Revision, Record)>,
     ) -> Result<Arc<Event>> {
-        let revision = self.newest + 1;
+        let revision = self.newest.saturating_add(1);
         let created = current.as_ref().map_or(revision, |(_, record)| record.created);
         // whole seconds, upwards: what expires together goes in one transaction
         let deadline =
@@ -103,7 +103,7 @@ impl<'t> Transaction<'t> {
     }
 
     fn delete(&mut self, (replaced, record): (Revision, Record)) -> Result<Arc<Event>> {
-        let revision = self.newest + 1;
+        let revision = self.newest.saturating_add(1);
         self.tables.records.insert(revision, (record.key.as_str(), 0, replaced, 0, &[][..]))?;
         self.tables.index.insert((record.key.as_str(), revision), 0)?;
         self.forget_deadline(replaced, &record)?;
@@ -125,7 +125,7 @@ impl<'t> Transaction<'t> {
 
     fn happened(&mut self, event: Event) -> Arc<Event> {
         let event = Arc::new(event);
-        self.newest += 1;
+        self.newest = self.newest.saturating_add(1);
         self.dirty = true;
         self.events.push(event.clone());
         event
@@ -179,7 +179,9 @@ impl<'t> Transaction<'t> {
             return Ok(true);
         }
         let mut rows = Vec::new();
-        for entry in self.tables.records.range(swept + 1..=compacted)?.take(SWEEP_AT_ONCE) {
+        for entry in
+            self.tables.records.range(swept.saturating_add(1)..=compacted)?.take(SWEEP_AT_ONCE)
+        {
             let (revision, row) = entry?;
             let (key, created, ..) = row.value();
             rows.push((revision.value(), key.to_owned(), created == 0));
@@ -187,7 +189,7 @@ impl<'t> Transaction<'t> {
         // a row that is not among these is either newer than the compaction, or was the key's
         // newest at an earlier one: then a row here may supersede it
         for (revision, key, deletion) in &rows {
-            let up_to = if *deletion { *revision } else { revision - 1 };
+            let up_to = if *deletion { *revision } else { revision.saturating_sub(1) };
             self.drop_versions(key, up_to)?;
         }
         let done = rows.len() < SWEEP_AT_ONCE;

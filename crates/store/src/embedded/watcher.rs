@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use longshore_base::time;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -30,7 +31,7 @@ pub(super) struct Watcher {
 
 impl Watcher {
     pub(super) fn new(shared: Arc<Shared>, prefix: &str) -> Self {
-        let (tip, next_progress) = (shared.feed.subscribe(), Instant::now() + PROGRESS);
+        let (tip, next_progress) = (shared.feed.subscribe(), time::after(PROGRESS));
         let (prefix, ready) = (prefix.into(), VecDeque::new());
         Watcher { shared, tip, prefix, after: 0, reported: 0, ready, next_progress }
     }
@@ -75,7 +76,7 @@ impl Watcher {
         self.after = after;
         if let Some(last) = events.last() {
             self.reported = last.revision();
-            self.next_progress = Instant::now() + PROGRESS;
+            self.next_progress = time::after(PROGRESS);
         }
         self.ready.extend(events.into_iter().map(WatchItem::Event));
         Ok(())
@@ -99,7 +100,7 @@ impl Watcher {
             _ = self.tip.changed() => None,
             () = tokio::time::sleep_until(self.next_progress), if unreported => {
                 self.reported = self.after;
-                self.next_progress = Instant::now() + PROGRESS;
+                self.next_progress = time::after(PROGRESS);
                 Some(WatchItem::Progress(self.after))
             }
         }

@@ -152,7 +152,8 @@ impl Writer {
     }
 
     fn conclude(&mut self, batch: VecDeque<Request>, done: Done) {
-        self.newest += Revision::try_from(done.events.len()).unwrap_or(0);
+        let added = Revision::try_from(done.events.len()).unwrap_or(0);
+        self.newest = self.newest.saturating_add(added);
         self.next_expiry = done.next_expiry;
         if !done.events.is_empty() {
             self.shared.feed.publish(done.events);

@@ -35,7 +35,7 @@ impl Leases {
 
     /// A lease that lasts for `ttl` from now, and not much longer.
     pub(super) async fn lease(&self, ttl: Duration) -> Result<i64, Failure> {
-        let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
+        let seconds = ttl.as_secs().saturating_add(u64::from(ttl.subsec_nanos() > 0));
         // held while a lease is granted: whoever comes meanwhile shares it
         let mut granted = self.granted.lock().await;
         let now = Instant::now();
@@ -50,8 +50,14 @@ impl Leases {
         let slack = (seconds / 20).clamp(SLACK.0, SLACK.1);
         let lifetime = i64::try_from(seconds.saturating_add(slack)).unwrap_or(i64::MAX);
         let lease = call("lease grant", self.client.clone().grant(lifetime, None)).await?.id();
-        granted
-            .insert(seconds, Granted { lease, until: now + Duration::from_secs(slack), keys: 1 });
+        granted.insert(
+            seconds,
+            Granted {
+                lease,
+                until: now.checked_add(Duration::from_secs(slack)).unwrap_or(now),
+                keys: 1,
+            },
+        );
         Ok(lease)
     }
 

@@ -22,7 +22,7 @@ pub(super) async fn begin(
     let (first, end) = prefix_range(prefix);
     let mut options = WatchOptions::new().with_range(end).with_prev_key().with_progress_notify();
     if after != 0 {
-        options = options.with_start_revision(after + 1);
+        options = options.with_start_revision(after.saturating_add(1));
     }
     let opening = async {
         let mut stream = client.watch(first, Some(options)).await?;

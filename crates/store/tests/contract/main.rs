@@ -1,5 +1,5 @@
 //! One contract, put to both backends. A case knows nothing of the backend that it runs on.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod backend;
 mod cases;

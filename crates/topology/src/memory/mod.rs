@@ -351,9 +351,9 @@ fn take(nodes: &mut BTreeMap<u32, NodeState>, group: &[u32], resource: &str, siz
         node.cells = group.to_vec();
         let Some(table) = node.memory_map.get_mut(resource) else { continue };
         let taken = left.min(table.free);
-        table.free -= taken;
+        table.free = table.free.saturating_sub(taken);
         table.reserved = table.reserved.saturating_add(taken);
-        left -= taken;
+        left = left.saturating_sub(taken);
     }
 }
 
@@ -368,9 +368,9 @@ fn give_back(nodes: &mut BTreeMap<u32, NodeState>, blocks: &[Block]) {
             }
             let Some(table) = node.memory_map.get_mut(&block.resource) else { continue };
             let given = left.min(table.reserved);
-            table.reserved -= given;
+            table.reserved = table.reserved.saturating_sub(given);
             table.free = table.free.saturating_add(given);
-            left -= given;
+            left = left.saturating_sub(given);
         }
     }
 }

@@ -60,8 +60,8 @@ pub(super) fn take_over(
             for old in containers.get_mut(&init.name).into_iter().flatten() {
                 if old.resource == block.resource && same_nodes(old, block) {
                     let taken = left.min(old.size);
-                    old.size -= taken;
-                    left -= taken;
+                    old.size = old.size.saturating_sub(taken);
+                    left = left.saturating_sub(taken);
                 }
             }
         }

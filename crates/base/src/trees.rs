@@ -1,0 +1,188 @@
+//! Trees of directories that others make: as deep and as wide as they like. What goes through one
+//! neither recurses nor holds a descriptor for each level, follows no link, and stays on the file
+//! system that it began on.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, fstat, openat, unlinkat};
+use rustix::io::Errno;
+
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// A directory that is open, and which one that is.
+#[derive(Debug)]
+pub struct Place {
+    fd: OwnedFd,
+    /// Device and inode.
+    id: (u64, u64),
+}
+
+impl Place {
+    /// Opens a directory. Links on the way to it are followed; it is none itself.
+    ///
+    /// # Errors
+    /// As `open(2)`.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        Ok(Self::of(openat(CWD, path, DIRECTORY, Mode::empty())?)?)
+    }
+
+    fn of(fd: OwnedFd) -> Result<Self, Errno> {
+        let stat = fstat(&fd)?;
+        Ok(Self { fd, id: (stat.st_dev, stat.st_ino) })
+    }
+
+    /// The open directory.
+    pub fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    /// Opens a directory in this one.
+    ///
+    /// # Errors
+    /// `EXDEV` if another file system is mounted there; else as `openat(2)`.
+    pub fn child(&self, name: &CString) -> Result<Self, Errno> {
+        let child = Self::of(openat(&self.fd, name, DIRECTORY, Mode::empty())?)?;
+        if child.id.0 == self.id.0 { Ok(child) } else { Err(Errno::XDEV) }
+    }
+
+    /// Which directory it is: device and inode.
+    pub fn id(&self) -> (u64, u64) {
+        self.id
+    }
+
+    /// Opens the directory above, which must be that one.
+    ///
+    /// # Errors
+    /// `ESTALE` if this one was moved meanwhile; else as `openat(2)`.
+    pub fn above(&self, id: (u64, u64)) -> Result<Self, Errno> {
+        let above = Self::of(openat(&self.fd, c"..", DIRECTORY, Mode::empty())?)?;
+        if above.id == id { Ok(above) } else { Err(Errno::STALE) }
+    }
+}
+
+/// Removes a directory with all that is in it; of a link, the link alone.
+///
+/// # Errors
+/// The first that happens; what was removed until then stays removed. A name that is gone already
+/// is none, but for `path` itself.
+pub fn remove(path: &Path) -> io::Result<()> {
+    let name = |path: &Path| CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other);
+    let root = match Place::open(path) {
+        // a link, or a file
+        Err(error) if is(&error, Errno::NOTDIR) || is(&error, Errno::LOOP) => {
+            return std::fs::remove_file(path);
+        }
+        root => root?,
+    };
+    clear(root)?;
+    unlinkat(CWD, name(path)?, AtFlags::REMOVEDIR)?;
+    Ok(())
+}
+
+fn is(error: &io::Error, errno: Errno) -> bool {
+    error.raw_os_error() == Some(errno.raw_os_error())
+}
+
+/// Removes all that is in a directory.
+fn clear(root: Place) -> Result<(), Errno> {
+    let mut here = root;
+    // The directories on the way down: which each was, and the name in it that was followed.
+    let mut above: Vec<((u64, u64), CString)> = Vec::new();
+    loop {
+        if let Some(name) = clear_until_full(&here)? {
+            let child = match here.child(&name) {
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
+                child => child?,
+            };
+            above.push((here.id, name));
+            here = child;
+        } else {
+            let Some((id, name)) = above.pop() else { return Ok(()) };
+            here = here.above(id)?;
+            forgive_gone(unlinkat(here.fd(), &name, AtFlags::REMOVEDIR))?;
+        }
+    }
+}
+
+/// Removes files and empty directories; gives the first directory that is not empty.
+fn clear_until_full(place: &Place) -> Result<Option<CString>, Errno> {
+    for entry in Dir::read_from(place.fd())? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        match unlinkat(place.fd(), name, AtFlags::empty()) {
+            Err(Errno::ISDIR | Errno::PERM) => {}
+            removed => {
+                forgive_gone(removed)?;
+                continue;
+            }
+        }
+        match unlinkat(place.fd(), name, AtFlags::REMOVEDIR) {
+            Err(Errno::NOTEMPTY | Errno::EXIST) => return Ok(Some(name.to_owned())),
+            removed => forgive_gone(removed)?,
+        }
+    }
+    Ok(None)
+}
+
+fn forgive_gone(removed: Result<(), Errno>) -> Result<(), Errno> {
+    if removed == Err(Errno::NOENT) { Ok(()) } else { removed }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use rustix::fs::mkdirat;
+
+    use super::*;
+
+    #[test]
+    fn a_tree_goes_and_nothing_that_it_points_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("tree/a/b/c")).unwrap();
+        fs::create_dir_all(at("tree/empty")).unwrap();
+        for name in ["tree/file", "tree/a/file", "tree/a/b/c/file", "kept"] {
+            fs::write(at(name), "x").unwrap();
+        }
+        fs::create_dir(at("other")).unwrap();
+        fs::write(at("other/kept"), "x").unwrap();
+        symlink(at("other"), at("tree/a/link")).unwrap();
+        remove(&at("tree")).unwrap();
+        assert!(!at("tree").exists());
+        assert!(at("kept").exists() && at("other/kept").exists());
+        symlink(at("other"), at("link")).unwrap();
+        remove(&at("link")).unwrap();
+        assert!(at("other/kept").exists() && !at("link").is_symlink());
+        assert_eq!(remove(&at("link")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    /// Finding 13: 25,000 nested directories overflow the stack of `remove_dir_all`.
+    #[test]
+    fn no_depth_is_too_deep() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut here = Place::open(dir.path()).unwrap();
+        for _ in 0..25_000 {
+            mkdirat(here.fd(), c"d", Mode::RWXU).unwrap();
+            mkdirat(here.fd(), c"beside", Mode::RWXU).unwrap();
+            here = here.child(&c"d".to_owned()).unwrap();
+        }
+        // as small as the stacks of threads that nobody made for this
+        let tree = dir.path().join("d");
+        let work = move || remove(&tree).map_err(|error| error.to_string());
+        let thread = std::thread::Builder::new().stack_size(64 << 10).spawn(work).unwrap();
+        assert_eq!(thread.join().unwrap(), Ok(()));
+        assert!(!dir.path().join("d").exists());
+    }
+}
