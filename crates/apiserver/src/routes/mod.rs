@@ -11,6 +11,7 @@ mod proxy;
 mod request;
 mod respond;
 mod reviews;
+mod served;
 mod system;
 #[cfg(test)]
 mod tests;
@@ -25,7 +26,7 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body as _, Incoming};
 use hyper::http::request::Parts;
-use hyper::{HeaderMap, Method, Request, header};
+use hyper::{HeaderMap, Request, header};
 use longshore_tls::Verdict;
 use serde_json::Value;
 use tokio::sync::Semaphore;
@@ -35,9 +36,10 @@ use tokio_util::sync::CancellationToken;
 use self::metrics::Metrics;
 use self::request::{RequestLine, ResourcePath};
 use self::respond::{Answer, Result, View};
+use self::served::Route;
 use crate::auth::{Authenticator, User};
-use crate::authz::{self, Access, ResourceTarget, Target};
-use crate::facts::{self, Gvk, Resource};
+use crate::authz::{self, Access, Target};
+use crate::facts::{self, Gvk, Resource, Subresource};
 use crate::gates::FeatureGates;
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
@@ -73,6 +75,7 @@ struct Call<'a> {
     line: &'a RequestLine,
     path: &'a ResourcePath,
     resource: &'static Resource,
+    subresource: Option<&'static Subresource>,
     /// The request but for its body: its headers, and the way to its connection.
     head: Parts,
     /// `None` once it has been read.
@@ -121,55 +124,49 @@ impl Router {
         line: &RequestLine,
         mut request: Request<Incoming>,
     ) -> Result {
-        let user = match self.admit(peer, line, request.headers_mut()).await {
-            Ok(user) => user,
+        let (user, route) = match self.admit(peer, line, &mut request).await {
+            Ok(admitted) => admitted,
             Err(error) => {
                 drain(request.into_body()).await;
                 return Err(error);
             }
         };
-        let Some(path) = &line.resource else {
+        let (Some(path), Some(route)) = (&line.resource, route) else {
             return timeout(REQUEST_TIMEOUT, self.system(line, request.headers()))
                 .await
                 .map_err(|_| too_long())?;
         };
-        let resource = facts::lookup(&path.group, &path.version, &path.resource)
-            .ok_or_else(StatusError::no_such_path)?;
         let (head, body) = request.into_parts();
-        let call =
-            Call { user: &user, verb: line.verb, line, path, resource, head, body: Some(body) };
+        let call = Call {
+            user: &user,
+            verb: line.verb,
+            line,
+            path,
+            resource: route.resource,
+            subresource: route.subresource,
+            head,
+            body: Some(body),
+        };
         timeout(REQUEST_TIMEOUT, self.dispatch(call)).await.map_err(|_| too_long())?
     }
 
-    /// Who asks, and may.
+    /// Who asks, for something that is served, and may.
     async fn admit(
         &self,
         peer: &Verdict,
         line: &RequestLine,
-        headers: &mut HeaderMap,
-    ) -> Result<User> {
-        let caller = self.authenticator.caller(peer, headers).await?;
-        let user = self.effective(caller, headers).await?;
+        request: &mut Request<Incoming>,
+    ) -> Result<(User, Option<Route>)> {
+        let caller = self.authenticator.caller(peer, request.headers_mut()).await?;
+        let user = self.effective(caller, request.headers()).await?;
+        let route = line.resource.as_ref().map(|path| served::route(path, request.method()));
+        let route = route.transpose()?;
         self.authorize(&user, line.verb, line).await?;
-        Ok(user)
+        Ok((user, route))
     }
 
     async fn authorize(&self, user: &User, verb: &str, line: &RequestLine) -> Result<()> {
-        let fields;
-        let target = match &line.resource {
-            None => Target::Path(&line.path),
-            Some(path) => {
-                fields = line.query.get("fieldSelector").map(equalities).unwrap_or_default();
-                Target::Resource(ResourceTarget {
-                    group: &path.group,
-                    resource: &path.resource,
-                    subresource: &path.subresource,
-                    namespace: &path.namespace,
-                    name: &path.name,
-                    fields: &fields,
-                })
-            }
-        };
+        let target = line.target();
         let access = Access { user, verb, target };
         let Err(reason) = self.api.is_allowed(&access).await? else {
             return Ok(());
@@ -182,36 +179,25 @@ impl Router {
             "refused a request"
         );
         let message = authz::forbidden_message(&access, &reason);
-        Err(match &line.resource {
+        let Target::Resource(target) = target else {
+            return Err(StatusError::forbidden_path(&message));
+        };
+        let version = line.resource.as_ref().map_or("", |path| &path.version);
+        Err(match facts::lookup(target.group, version, target.resource) {
+            Some(resource) => StatusError::forbidden(resource, target.name, &message),
             None => StatusError::forbidden_path(&message),
-            Some(path) => match facts::lookup(&path.group, &path.version, &path.resource) {
-                Some(resource) => StatusError::forbidden(resource, &path.name, &message),
-                None => StatusError::forbidden_path(&message),
-            },
         })
     }
 
+    /// Hands a request that is served ([`served`]) to whoever carries it out.
     async fn dispatch(&self, call: Call<'_>) -> Result {
-        let is_stored = !call.resource.storage.is_empty();
-        if !call.path.subresource.is_empty() {
-            return self.subresource(call).await;
+        if let Some(subresource) = call.subresource {
+            return self.subresource(call, subresource).await;
         }
-        if !call.resource.allows(call.verb) {
-            return Err(StatusError::method_not_allowed(call.resource, call.verb));
-        }
-        let is_unscoped = call.resource.namespaced && call.path.namespace.is_empty();
         match call.verb {
-            "create" if !is_stored => self.review(call).await,
+            "create" if call.resource.storage.is_empty() => self.review(call).await,
             "list" => self.list(call).await,
             "watch" => self.watch(call).await,
-            // Only lists and watches go across namespaces.
-            "create" if !call.path.name.is_empty() => {
-                Err(StatusError::method_not_allowed(call.resource, call.verb))
-            }
-            "update" | "patch" if call.path.name.is_empty() => {
-                Err(StatusError::method_not_allowed(call.resource, call.verb))
-            }
-            _ if is_unscoped => Err(StatusError::method_not_allowed(call.resource, call.verb)),
             "get" => self.get(call).await,
             "create" => self.create(call).await,
             "update" | "patch" => self.update(call).await,
@@ -221,16 +207,7 @@ impl Router {
         }
     }
 
-    async fn subresource(&self, call: Call<'_>) -> Result {
-        let subresource = call
-            .resource
-            .subresource(&call.path.subresource)
-            .ok_or_else(StatusError::no_such_path)?;
-        // OPTIONS has no verb, and is for whom the path leads to.
-        let is_handed_on = subresource.name == "proxy" && call.head.method == Method::OPTIONS;
-        if !subresource.verbs.contains(&call.verb) && !is_handed_on {
-            return Err(StatusError::method_not_allowed(call.resource, call.verb));
-        }
+    async fn subresource(&self, call: Call<'_>, subresource: &'static Subresource) -> Result {
         match (subresource.name, call.verb) {
             ("status" | "approval" | "ephemeralcontainers" | "resize", "get") => {
                 self.get(call).await
@@ -252,18 +229,6 @@ impl Router {
 
 fn too_long() -> StatusError {
     StatusError::timeout("request did not complete within the allotted timeout")
-}
-
-/// The `field=value` terms of a selector, for the authorizer.
-fn equalities(selector: &str) -> Vec<(String, String)> {
-    selector
-        .split(',')
-        .filter(|term| !term.contains("!="))
-        .filter_map(|term| term.split_once('='))
-        .map(|(field, value)| {
-            (field.trim().to_owned(), value.trim_start_matches('=').trim().to_owned())
-        })
-        .collect()
 }
 
 impl Call<'_> {
