@@ -40,6 +40,7 @@ use longshore_store::Store;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+pub use admission::plugins::{PluginError, Plugins};
 pub use auth::AuthenticationConfig;
 pub use authz::Mode;
 pub use cidr::{Cidr, CidrError};
@@ -96,6 +97,8 @@ pub struct Config {
     pub delete_host_paths: bool,
     /// What is there only when it is asked for.
     pub gates: FeatureGates,
+    /// The admission plugins that can be chosen.
+    pub plugins: Plugins,
 }
 
 /// Why an apiserver did not start.
@@ -173,6 +176,7 @@ impl Server {
         let api = Arc::new(Api::new(
             config.store,
             config.service_range,
+            config.plugins,
             config.event_ttl,
             advertised,
             tokens,

@@ -78,6 +78,7 @@ impl Cluster {
             bind_volumes: true,
             delete_host_paths: false,
             gates: FeatureGates::default(),
+            plugins: longshore_apiserver::Plugins::default(),
         };
         adapt(&mut config);
         let server = Server::start(config).await.unwrap();
