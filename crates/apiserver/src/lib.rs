@@ -75,7 +75,8 @@ pub struct Config {
     pub serving: Option<Identity>,
     /// What to show to nodes; without it, a certificate in `cert_dir`.
     pub kubelet_client: Option<Identity>,
-    /// Who signs the nodes' serving certificates; without it, any is taken.
+    /// Who signs the nodes' serving certificates; without it, this cluster where it approves them by
+    /// itself, and else any is taken.
     pub kubelet_ca: Option<PathBuf>,
     /// How long events are kept.
     pub event_ttl: Duration,
@@ -149,6 +150,8 @@ impl Server {
             Some(identity) => identity.clone(),
             None => pki.serving(&serving_names(&config, address.ip()))?,
         };
+        let mut own_names = serving_names(&config, address.ip());
+        own_names.extend(pki::names(&serving.certificate)?);
         let kubelet_client = match &config.kubelet_client {
             Some(identity) => identity.clone(),
             None => pki.client("apiserver-kubelet-client", auth::KUBELET_CLIENT, None)?,
@@ -189,8 +192,16 @@ impl Server {
         }
         api.authorizer.load(&api.registry).await?;
         let stop = CancellationToken::new();
-        let kubelet =
-            KubeletClient::new(&kubelet_client, config.kubelet_ca.as_deref(), advertised)?;
+        // Where the cluster signs the nodes' certificates by itself, no other will do. Those that an
+        // earlier version signed are of the cluster's CA.
+        let kubelet_authorities = match config.kubelet_ca {
+            Some(ca) => vec![ca],
+            None if config.approve_kubelet_serving => {
+                vec![pki.kubelet_serving_ca_file(), pki.ca_file()]
+            }
+            None => Vec::new(),
+        };
+        let kubelet = KubeletClient::new(&kubelet_client, &kubelet_authorities, advertised)?;
         let authenticator = Authenticator::new(&config.authentication, api.clone())?;
         let router = Router::new(api.clone(), authenticator, kubelet, config.gates, stop.clone());
         let router = Arc::new(router);
@@ -204,6 +215,7 @@ impl Server {
             signing: certificates::Settings {
                 approve_serving: config.approve_kubelet_serving,
                 life: config.signing_duration,
+                own_names,
             },
             volumes: config
                 .bind_volumes

@@ -327,7 +327,10 @@ async fn a_namespaces_admin_reaches_no_resource_of_the_cluster() {
         ("GET", "/api/v1/namespaces/dev/persistentvolumes".to_owned()),
         ("DELETE", format!("{RBAC}/namespaces/dev/clusterrolebindings/cluster-admin")),
         ("GET", format!("{RBAC}/namespaces/dev/clusterroles/admin")),
-        ("GET", "/apis/certificates.k8s.io/v1/namespaces/dev/certificatesigningrequests".to_owned()),
+        (
+            "GET",
+            "/apis/certificates.k8s.io/v1/namespaces/dev/certificatesigningrequests".to_owned(),
+        ),
         ("POST", "/apis/authorization.k8s.io/v1/namespaces/dev/subjectaccessreviews".to_owned()),
     ] {
         let body = (method != "GET").then(|| json!({}));

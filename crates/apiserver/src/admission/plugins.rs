@@ -115,9 +115,7 @@ impl Plugins {
 
 fn support(flag: &'static str, name: &str) -> Result<Support, PluginError> {
     let plugin = PLUGINS.iter().find(|(known, _)| *known == name);
-    plugin
-        .map(|(_, support)| *support)
-        .ok_or_else(|| PluginError::Unknown(flag, name.to_owned()))
+    plugin.map(|(_, support)| *support).ok_or_else(|| PluginError::Unknown(flag, name.to_owned()))
 }
 
 #[cfg(test)]
@@ -130,7 +128,8 @@ mod tests {
     #[test]
     fn plugins_without_effect_are_refused() {
         let choose = |enabled: &[&str], disabled: &[&str]| {
-            let owned = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<Vec<_>>();
+            let owned =
+                |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<Vec<_>>();
             Plugins::choose(&owned(enabled), &owned(disabled)).map_err(|error| error.to_string())
         };
         assert!(PLUGINS.is_sorted_by_key(|(name, _)| *name));

@@ -244,7 +244,11 @@ impl ServiceAllocator {
     }
 
     /// Looks what became of writes whose end was not known, and gives back what is not held.
-    pub(crate) async fn repair(&self, registry: &Registry, now: Instant) -> Result<(), StatusError> {
+    pub(crate) async fn repair(
+        &self,
+        registry: &Registry,
+        now: Instant,
+    ) -> Result<(), StatusError> {
         let mut due = self.due(now).into_iter();
         while let Some(write) = due.next() {
             let owner = &write.owner;
@@ -354,7 +358,8 @@ impl Reservation<'_> {
         let has_already =
             old.is_some_and(|old| needs_address(old) && !is_zero(&old["spec"]["clusterIP"]));
         let (given, list) = (text(&spec["clusterIP"]).to_owned(), items(&spec["clusterIPs"]));
-        let is_as_before = old.is_some_and(|old| same(&old["spec"]["clusterIPs"], &spec["clusterIPs"]));
+        let is_as_before =
+            old.is_some_and(|old| same(&old["spec"]["clusterIPs"], &spec["clusterIPs"]));
         if list.len() > 1 && !is_as_before {
             let path = "spec.clusterIPs[1]".to_owned();
             let family = if text(&list[1]).contains(':') { "IPv6" } else { "IPv4" };
@@ -490,9 +495,8 @@ impl Reservation<'_> {
         service: &mut Value,
         old: Option<&Value>,
     ) -> Result<(), StatusError> {
-        let had = |old: &Value| {
-            needs_health_port(old) && !is_zero(&old["spec"]["healthCheckNodePort"])
-        };
+        let had =
+            |old: &Value| needs_health_port(old) && !is_zero(&old["spec"]["healthCheckNodePort"]);
         if !needs_health_port(service) || old.is_some_and(had) {
             return Ok(());
         }
@@ -517,8 +521,7 @@ impl Reservation<'_> {
     fn take_any_port(&mut self) -> Result<u16, StatusError> {
         let size = NODE_PORTS.len() as u64;
         let start = random() % size;
-        let mut ports =
-            (0..size).map(|step| NODE_PORTS.start() + ((start + step) % size) as u16);
+        let mut ports = (0..size).map(|step| NODE_PORTS.start() + ((start + step) % size) as u16);
         let port = ports.find(|port| self.take_port(*port));
         port.ok_or_else(|| StatusError::internal("failed to allocate a nodePort: range is full"))
     }
@@ -535,7 +538,9 @@ pub(crate) fn admit_external(
     let earlier = old.map_or(&[][..], |old| items(&old["spec"]["externalIPs"]));
     let earlier: HashSet<&str> = earlier.iter().map(text).collect();
     let mut addresses = items(&service["spec"]["externalIPs"]).iter();
-    if !plugins.deny_service_external_ips || addresses.all(|address| earlier.contains(text(address))) {
+    if !plugins.deny_service_external_ips
+        || addresses.all(|address| earlier.contains(text(address)))
+    {
         return Ok(());
     }
     let why = "Use of external IPs is denied by admission control";

@@ -197,9 +197,7 @@ fn denied_external_ips_may_stay_or_go() {
 #[test]
 fn conflicts_of_stored_services_are_reported() {
     let allocator = allocator("10.0.0.0/24");
-    let stored = |uid: &str| {
-        json!({"metadata": {"uid": uid}, "spec": {"type": "ClusterIP", "clusterIP": "10.0.0.9"}})
-    };
+    let stored = |uid: &str| json!({"metadata": {"uid": uid}, "spec": {"type": "ClusterIP", "clusterIP": "10.0.0.9"}});
     assert!(allocator.occupy(&stored("a")).is_empty());
     assert!(allocator.occupy(&stored("a")).is_empty());
     assert_eq!(allocator.occupy(&stored("b")), ["10.0.0.9"]);
@@ -311,7 +309,8 @@ fn begin<'a>(
     };
     store.last += 1;
     let uid = format!("uid-{}", store.last);
-    let mut new = json!({"metadata": {"name": format!("s{name}"), "namespace": "default"}, "spec": spec});
+    let mut new =
+        json!({"metadata": {"name": format!("s{name}"), "namespace": "default"}, "spec": spec});
     schema::apply_defaults(resource(), &mut new);
     let (version, old) = old.unzip();
     match &old {

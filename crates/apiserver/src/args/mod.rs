@@ -109,13 +109,15 @@ pub struct ServeArgs {
     /// The key of --kubelet-client-certificate
     #[arg(long, value_name = "FILE", requires = "kubelet_client_certificate")]
     pub kubelet_client_key: Option<PathBuf>,
-    /// The CA of the nodes' serving certificates [default: any certificate is taken]
+    /// The CA of the nodes' serving certificates [default: kubelet-serving-ca.crt in --cert-dir with
+    /// --approve-kubelet-serving; else any certificate is taken]
     #[arg(long, value_name = "FILE")]
     pub kubelet_certificate_authority: Option<PathBuf>,
     /// Who decides what a caller may do: Node, RBAC, AlwaysAllow or AlwaysDeny, in this order
     #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "Node,RBAC")]
     pub authorization_mode: Vec<Mode>,
-    /// Approve serving certificates of nodes that name nothing but the node
+    /// Approve serving certificates of nodes that name nothing but the node, and verify them: never
+    /// for names of this server, addresses of services, or what is also another node's
     #[arg(long)]
     pub approve_kubelet_serving: bool,
     /// How long certificates that the cluster signs are good for, at most
@@ -400,7 +402,8 @@ mod tests {
             "v",
         ];
         let command = Cli::command();
-        let mut flags: Vec<&str> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
+        let mut flags: Vec<&str> =
+            command.get_arguments().filter_map(|arg| arg.get_long()).collect();
         flags.sort_unstable();
         assert_eq!(flags, HONOURED);
     }

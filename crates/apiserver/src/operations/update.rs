@@ -83,8 +83,7 @@ impl Api {
                         let old = Some(current);
                         services::admit_external(self.plugins, resource, &new, old)?;
                         let dry_run = request.dry_run;
-                        reservation =
-                            Some(self.services.admit(resource, &mut new, old, dry_run)?);
+                        reservation = Some(self.services.admit(resource, &mut new, old, dry_run)?);
                     }
                     if resource.kind == "PersistentVolumeClaim" && request.subresource.is_empty() {
                         storage::admit_resize(resource, expandable.as_deref(), &new, current)?;

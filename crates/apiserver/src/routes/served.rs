@@ -59,10 +59,12 @@ impl Route {
             (Some(_), _) if path.is_watch => Vec::new(),
             (Some(subresource), false) if is_scoped => subresource.verbs.to_vec(),
             (Some(_), _) => Vec::new(),
-            (None, _) if path.is_watch => match is_scoped || path.scope == Scope::Cluster && path.name.is_empty() {
-                true => of_resource(&["watch"]),
-                false => Vec::new(),
-            },
+            (None, _) if path.is_watch => {
+                match is_scoped || path.scope == Scope::Cluster && path.name.is_empty() {
+                    true => of_resource(&["watch"]),
+                    false => Vec::new(),
+                }
+            }
             (None, false) if is_scoped => of_resource(ITEM),
             (None, true) if is_scoped => of_resource(COLLECTION),
             (None, true) if path.scope == Scope::Cluster => of_resource(EVERYWHERE),

@@ -140,7 +140,9 @@ pub fn equalities(text: &str) -> Result<Vec<(String, String)>, StatusError> {
 fn read_terms(text: &str) -> impl Iterator<Item = Result<(&str, bool, String), StatusError>> {
     split_terms(text).into_iter().map(move |term| {
         let (name, equal, value) = split_term(term).ok_or_else(|| {
-            StatusError::bad_request(format!("invalid selector: '{text}'; can't understand '{term}'"))
+            StatusError::bad_request(format!(
+                "invalid selector: '{text}'; can't understand '{term}'"
+            ))
         })?;
         let value = unescape(value).map_err(StatusError::bad_request)?.into_owned();
         Ok((name, equal, value))

@@ -121,7 +121,8 @@ fn load_balancer(path: &Path<'_>, spec: &Value, old: Option<&Value>, causes: &mu
         false if !is_balancer => causes.forbidden(&class_path, OTHERS),
         false => causes.each(&class_path, text(class), names::qualified(text(class))),
     }
-    let was = old.map(|old| &old["spec"]).filter(|old| is_balancer && old["type"] == "LoadBalancer");
+    let was =
+        old.map(|old| &old["spec"]).filter(|old| is_balancer && old["type"] == "LoadBalancer");
     if was.is_some_and(|old| !same(&old["loadBalancerClass"], class)) {
         causes.invalid(&class_path, class, "may not change once set");
     }
@@ -140,7 +141,8 @@ fn is_cidr(text: &str) -> bool {
 
 fn external_name(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
     for field in ["clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
-        let is_set = !is_zero(&spec[field]) || (field == "clusterIPs" && !is_zero(&spec["clusterIP"]));
+        let is_set =
+            !is_zero(&spec[field]) || (field == "clusterIPs" && !is_zero(&spec["clusterIP"]));
         if is_set {
             causes.forbidden(&path.child(field), "may not be set for ExternalName services");
         }
@@ -195,7 +197,8 @@ fn kept_addresses(path: &Path<'_>, new: &Value, old: &Value, causes: &mut Causes
     {
         return;
     }
-    if !same(&new["clusterIP"], &old["clusterIP"]) || !same(&new["clusterIPs"], &old["clusterIPs"]) {
+    if !same(&new["clusterIP"], &old["clusterIP"]) || !same(&new["clusterIPs"], &old["clusterIPs"])
+    {
         let list = path.child("clusterIPs");
         causes.invalid(&list.index(0), text(&new["clusterIP"]), "may not change once set");
     }
