@@ -16,7 +16,7 @@ use longshore_tls::roots;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -100,21 +100,25 @@ impl Endpoint {
 }
 
 impl KubeletClient {
-    /// Shows `identity` to the nodes. Without the CA of their serving certificates these are taken as they are.
-    /// `own` is where this server is reached.
+    /// Shows `identity` to the nodes. Their serving certificates must be of one of these CAs; without
+    /// any they are taken as they are. `own` is where this server is reached.
     pub(crate) fn new(
         identity: &Identity,
-        ca: Option<&Path>,
+        authorities: &[PathBuf],
         own: SocketAddr,
     ) -> pki::Result<KubeletClient> {
         let trusting = connector(Some(identity), Arc::new(TakeAny(provider())))?;
         let unknown = connector(None, Arc::new(TakeAny(provider())))?;
-        let verifying = match ca {
-            None => trusting.clone(),
-            Some(ca) => {
+        let verifying = match authorities {
+            [] => trusting.clone(),
+            [first, ..] => {
+                let mut trusted = RootCertStore::empty();
+                for path in authorities {
+                    trusted.extend(roots(path)?.roots);
+                }
                 let verifier =
-                    WebPkiServerVerifier::builder_with_provider(roots(ca)?.into(), provider());
-                connector(Some(identity), verifier.build().map_err(|error| invalid(ca, error))?)?
+                    WebPkiServerVerifier::builder_with_provider(trusted.into(), provider());
+                connector(Some(identity), verifier.build().map_err(|error| invalid(first, error))?)?
             }
         };
         Ok(KubeletClient { verifying, trusting, unknown, own })

@@ -43,6 +43,7 @@ use longshore_store::Store;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+pub use admission::plugins::{PluginError, Plugins};
 pub use auth::AuthenticationConfig;
 pub use authz::Mode;
 pub use cidr::{Cidr, CidrError};
@@ -78,7 +79,8 @@ pub struct Config {
     pub serving: Option<Identity>,
     /// What to show to nodes; without it, a certificate in `cert_dir`.
     pub kubelet_client: Option<Identity>,
-    /// Who signs the nodes' serving certificates; without it, any is taken.
+    /// Who signs the nodes' serving certificates; without it, this cluster where it approves them by
+    /// itself, and else any is taken.
     pub kubelet_ca: Option<PathBuf>,
     /// How long events are kept.
     pub event_ttl: Duration,
@@ -104,6 +106,8 @@ pub struct Config {
     pub requests: RequestLimits,
     /// How many connections may be open.
     pub connections: ConnectionLimits,
+    /// The admission plugins that can be chosen.
+    pub plugins: Plugins,
 }
 
 /// How many requests may be under way, without those that last, such as watches. Zero is no limit.
@@ -171,6 +175,8 @@ impl Server {
             Some(identity) => identity.clone(),
             None => pki.serving(&serving_names(&config, address.ip()))?,
         };
+        let mut own_names = serving_names(&config, address.ip());
+        own_names.extend(pki::names(&serving.certificate)?);
         let kubelet_client = match &config.kubelet_client {
             Some(identity) => identity.clone(),
             None => pki.client("apiserver-kubelet-client", auth::KUBELET_CLIENT, None)?,
@@ -198,6 +204,7 @@ impl Server {
         let api = Arc::new(Api::new(
             config.store,
             config.service_range,
+            config.plugins,
             config.event_ttl,
             advertised,
             tokens,
@@ -210,8 +217,16 @@ impl Server {
         }
         api.authorizer.load(&api.registry).await?;
         let stop = CancellationToken::new();
-        let kubelet =
-            KubeletClient::new(&kubelet_client, config.kubelet_ca.as_deref(), advertised)?;
+        // Where the cluster signs the nodes' certificates by itself, no other will do. Those that an
+        // earlier version signed are of the cluster's CA.
+        let kubelet_authorities = match config.kubelet_ca {
+            Some(ca) => vec![ca],
+            None if config.approve_kubelet_serving => {
+                vec![pki.kubelet_serving_ca_file(), pki.ca_file()]
+            }
+            None => Vec::new(),
+        };
+        let kubelet = KubeletClient::new(&kubelet_client, &kubelet_authorities, advertised)?;
         let authenticator = Authenticator::new(&config.authentication, api.clone())?;
         let router = Arc::new(Router::new(
             api.clone(),
@@ -232,6 +247,7 @@ impl Server {
             signing: certificates::Settings {
                 approve_serving: config.approve_kubelet_serving,
                 life: config.signing_duration,
+                own_names,
             },
             volumes: config
                 .bind_volumes

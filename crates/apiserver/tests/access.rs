@@ -246,11 +246,11 @@ async fn hostile_bodies_and_paths() {
         .send("PATCH", &format!("{MAPS}/a"), "application/apply-patch+yaml", b"{}".to_vec())
         .await;
     assert_eq!(code, 415);
+    // CVE-2022-3162, CVE-2015-5305: no segment of a path leads out of its place in the store.
     for path in [
         "/api/v1/namespaces/default/configmaps/..",
         "/api/v1/namespaces/default/configmaps/%2e%2e",
         "/api/v1/namespaces/default/configmaps/a%2fb",
-        "/api/v1/namespaces/default/configmaps//a",
         "/api/v1/namespaces/../configmaps/a",
         "/api/v1/namespaces/default/configmaps/%00",
         "/api/v1/namespaces/default/configmaps/%ff",
@@ -267,6 +267,7 @@ async fn hostile_bodies_and_paths() {
         admin.call("POST", "/api/v1/configmaps", Some(config_map("a", json!({})))).await.0,
         405
     );
+    assert_eq!(cluster.admin_curl("/api/v1/namespaces/default/configmaps//a", &[]).0, 404);
     assert_eq!(admin.get("/api/v1/nothings").await.0, 404);
     assert_eq!(admin.get("/apis/example.com/v1/things").await.0, 404);
     let (_, metrics) = admin.text("/metrics").await;
@@ -292,4 +293,72 @@ async fn silent_clients_do_not_hold_up_others() {
         .await
         .unwrap()
         .ok();
+}
+
+/// CVE-2019-11247: what is granted in a namespace says nothing about a resource of the cluster,
+/// though a path names both.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_namespaces_admin_reaches_no_resource_of_the_cluster() {
+    let cluster = Cluster::start().await;
+    let admin = &cluster.admin;
+    for name in ["dev", "prod"] {
+        admin.create("/api/v1/namespaces", json!({"metadata": {"name": name}})).await;
+    }
+    admin.create("/api/v1/nodes", json!({"metadata": {"name": "n1"}})).await;
+    const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
+    let rules = json!([{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]);
+    let role = json!({"metadata": {"name": "all"}, "rules": rules});
+    admin.create(&format!("{RBAC}/namespaces/dev/roles"), role).await;
+    let binding = json!({
+        "metadata": {"name": "all"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "all"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "jane"}],
+    });
+    admin.create(&format!("{RBAC}/namespaces/dev/rolebindings"), binding).await;
+    let jane = cluster.user("jane", "").await;
+    assert_eq!(jane.get("/api/v1/namespaces/dev/pods").await.0, 200);
+    for (method, path) in [
+        ("DELETE", "/api/v1/namespaces/dev/namespaces/prod".to_owned()),
+        ("GET", "/api/v1/namespaces/dev/nodes".to_owned()),
+        ("GET", "/api/v1/namespaces/dev/nodes/n1".to_owned()),
+        ("PATCH", "/api/v1/namespaces/dev/nodes/n1/status".to_owned()),
+        ("GET", "/api/v1/namespaces/dev/nodes/n1/proxy".to_owned()),
+        ("GET", "/api/v1/watch/namespaces/dev/nodes".to_owned()),
+        ("GET", "/api/v1/namespaces/dev/persistentvolumes".to_owned()),
+        ("DELETE", format!("{RBAC}/namespaces/dev/clusterrolebindings/cluster-admin")),
+        ("GET", format!("{RBAC}/namespaces/dev/clusterroles/admin")),
+        (
+            "GET",
+            "/apis/certificates.k8s.io/v1/namespaces/dev/certificatesigningrequests".to_owned(),
+        ),
+        ("POST", "/apis/authorization.k8s.io/v1/namespaces/dev/subjectaccessreviews".to_owned()),
+    ] {
+        let body = (method != "GET").then(|| json!({}));
+        assert_eq!(jane.call(method, &path, body).await.0, 404, "{method} {path}");
+    }
+    let (_, prod) = admin.get("/api/v1/namespaces/prod").await;
+    assert_eq!(prod["status"]["phase"], "Active");
+    let binding = format!("{RBAC}/clusterrolebindings/cluster-admin");
+    assert_eq!(admin.get(&binding).await.0, 200);
+}
+
+/// Finding 4: a selector in which a comma is escaped is not taken for the one name that is granted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_escaped_selector_shows_a_node_nothing_of_others() {
+    let cluster = Cluster::start().await;
+    cluster.admin.create("/api/v1/nodes", json!({"metadata": {"name": "n1"}})).await;
+    let node = cluster.node().await;
+    let own = "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1";
+    assert_eq!(node.get(own).await.0, 200);
+    for selector in [
+        "status.phase!%3Da%5C,spec.nodeName%3Dn1",
+        "status.phase!%3Da%5C%5C%5C,spec.nodeName%3Dn1",
+        "spec.nodeName!%3Dn1",
+        "spec.host%3Dn1",
+    ] {
+        let path = format!("/api/v1/pods?fieldSelector={selector}");
+        assert_eq!(node.get(&path).await.0, 403, "{selector}");
+        let path = format!("/api/v1/watch/pods?fieldSelector={selector}");
+        assert_eq!(node.get(&path).await.0, 403, "{selector}");
+    }
 }

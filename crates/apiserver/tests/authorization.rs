@@ -299,6 +299,53 @@ async fn serving_certificates_are_approved_when_they_name_the_node() {
     assert_eq!(node.get(&format!("{REQUESTS}/foreign")).await.1["status"], json!({}));
 }
 
+/// Finding 9: a node writes its own addresses, so what it says is no proof that they are its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_gets_no_certificate_for_what_is_somebody_elses() {
+    let cluster = Cluster::start_with(|config| {
+        config.approve_kubelet_serving = true;
+        config.advertise = "10.7.7.7".parse().unwrap();
+    })
+    .await;
+    let node = cluster.node().await;
+    let foreign = [
+        "kubernetes",
+        "kubernetes.default.svc",
+        "web.shop.svc.cluster.local",
+        "localhost",
+        "127.0.0.1",
+        "10.7.7.7",
+        "10.96.0.1",
+        "10.96.0.77",
+        "n2",
+        "10.2.2.2",
+        "10.3.3.3",
+    ];
+    let address = |kind: &str, address: &str| json!({"type": kind, "address": address});
+    let mut addresses: Vec<Value> = foreign.iter().map(|a| address("InternalIP", a)).collect();
+    addresses.extend([address("InternalIP", "10.1.2.3"), address("Hostname", "n1")]);
+    let object = |name: &str, addresses: Value| {
+        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
+            "status": {"addresses": addresses}})
+    };
+    let other = json!([address("InternalIP", "10.2.2.2"), address("ExternalIP", "10.3.3.3")]);
+    cluster.admin.create("/api/v1/nodes", object("n2", other)).await;
+    node.create("/api/v1/nodes", object("n1", json!(addresses))).await;
+    let of = |name: &str, names: &[&str]| {
+        signing_request(name, "kubelet-serving", "system:node:n1", "system:nodes", names).1
+    };
+    for (i, name) in foreign.iter().enumerate() {
+        node.create(REQUESTS, of(&format!("foreign-{i}"), &["n1", name])).await;
+    }
+    // The requests are looked at in turn, so the others have been when this one is done.
+    node.create(REQUESTS, of("good", &["n1", "10.1.2.3"])).await;
+    certificate(&node, "good").await;
+    for (i, name) in foreign.iter().enumerate() {
+        let (_, request) = node.get(&format!("{REQUESTS}/foreign-{i}")).await;
+        assert_eq!(request["status"], json!({}), "{name}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_is_logged_without_what_was_sent() {
     let mut daemon = Daemon::start(&[]);

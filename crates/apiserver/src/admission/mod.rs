@@ -5,6 +5,7 @@
 
 pub(crate) mod namespaces;
 pub(crate) mod node_restriction;
+pub(crate) mod plugins;
 pub(crate) mod pods;
 pub(crate) mod services;
 pub(crate) mod storage;

@@ -1,171 +1,394 @@
-//! Addresses and node ports of services: each is given to one service at a time.
-//! What is taken is kept in memory and read from the stored services at start.
+//! Addresses and node ports of services: each is given to one service at a time. Rules are those of
+//! upstream's `registry/core/service` (`storage/alloc.go`, `strategy.go`).
+//!
+//! Who holds what is kept in memory, by the service's UID, and read from the stored services at
+//! start. Nothing is released but what the service was given. A write whose end is not known (the
+//! store failed, or its client went away meanwhile) releases nothing until [`ServiceAllocator::repair`]
+//! has seen what became of it.
 //!
 //! Current limitations: one address family, and one apiserver per store.
 
-use std::collections::HashSet;
+use std::collections::hash_map::{Entry, HashMap};
+use std::collections::{BTreeSet, HashSet};
+use std::hash::Hash;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::core;
+use super::plugins::Plugins;
 use crate::cidr::Cidr;
 use crate::facts::Resource;
 use crate::object;
+use crate::registry::Registry;
+use crate::schema::service::{is_external, needs_address, needs_health_port, needs_node_ports};
+use crate::schema::value::{is_zero, items, same, text};
 use crate::status::{Cause, StatusError};
 
 const NODE_PORTS: RangeInclusive<u16> = 30000..=32767;
+const TAKEN: &str = "provided port is already allocated";
+/// After this time a write that was abandoned has either reached the store or never will.
+const SETTLING: Duration = Duration::from_secs(60);
 
 /// The addresses and node ports of all services.
 pub(crate) struct ServiceAllocator {
     range: Cidr,
     taken: Mutex<Taken>,
+    /// Writes whose end is not known.
+    abandoned: Mutex<Vec<Abandoned>>,
 }
+
+/// The UIDs of the services that hold a thing: one, but for faults of earlier versions.
+type Holders<T> = HashMap<T, Vec<Box<str>>>;
 
 #[derive(Default)]
 struct Taken {
-    addresses: HashSet<IpAddr>,
-    ports: HashSet<u16>,
+    addresses: Holders<IpAddr>,
+    ports: Holders<u16>,
 }
 
-/// What was taken for one write; given back unless the write happened and [`Reservation::keep`] was called.
+/// Addresses and ports.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Holding {
+    pub(crate) addresses: HashSet<IpAddr>,
+    pub(crate) ports: HashSet<u16>,
+}
+
+/// The service that holds something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Owner {
+    uid: Box<str>,
+    namespace: Box<str>,
+    name: Box<str>,
+}
+
+#[derive(Debug)]
+struct Abandoned {
+    owner: Owner,
+    /// What it held before, and took for the write.
+    holding: Holding,
+    since: Instant,
+}
+
+/// One write of a service, with what was taken for it. Dropped before [`Reservation::begin`], it
+/// gives that back.
 pub(crate) struct Reservation<'a> {
     allocator: &'a ServiceAllocator,
-    addresses: Vec<IpAddr>,
-    ports: Vec<u16>,
+    owner: Owner,
+    /// What the service held before.
+    held: Holding,
+    taken: Holding,
+    /// Nothing is really taken.
+    is_dry_run: bool,
+    is_begun: bool,
 }
 
 impl Reservation<'_> {
-    pub(crate) fn keep(mut self) {
-        self.addresses.clear();
-        self.ports.clear();
+    /// From here on the store may have the new object, whatever happens to this write.
+    pub(crate) fn begin(&mut self) {
+        self.is_begun = true;
+    }
+
+    /// The end of the write: what is stored now, `None` when nothing is. Gives back what is no longer held.
+    pub(crate) fn settle(mut self, now: Option<&Value>) {
+        self.is_begun = false;
+        if !self.is_dry_run {
+            let before = std::mem::take(&mut self.held);
+            let taken = std::mem::take(&mut self.taken);
+            self.allocator.release(&self.owner, &before.with(taken), now);
+        }
+    }
+
+    /// The store refused the write: nothing has changed.
+    pub(crate) fn cancel(mut self) {
+        self.is_begun = false;
+    }
+
+    /// The end of a write that failed.
+    pub(crate) fn fail(self, error: &StatusError) {
+        // A store that failed may have written all the same.
+        if error.code < 500 {
+            self.cancel();
+        }
     }
 }
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        let mut taken = self.allocator.lock();
-        for address in &self.addresses {
-            taken.addresses.remove(address);
-        }
-        for port in &self.ports {
-            taken.ports.remove(port);
+        let taken = std::mem::take(&mut self.taken);
+        match (self.is_dry_run, self.is_begun) {
+            (true, _) => {}
+            (false, false) => self.allocator.release(&self.owner, &taken, None),
+            (false, true) => {
+                let holding = std::mem::take(&mut self.held).with(taken);
+                let owner = self.owner.clone();
+                let abandoned = Abandoned { owner, holding, since: Instant::now() };
+                lock(&self.allocator.abandoned).push(abandoned);
+            }
         }
     }
 }
 
+impl Holding {
+    /// What a service of its type holds. An ExternalName service holds nothing, whatever it says.
+    pub(crate) fn of(service: &Value) -> Holding {
+        let spec = &service["spec"];
+        let mut holding = Holding::default();
+        if needs_address(service) {
+            let list = items(&spec["clusterIPs"]).iter().chain([&spec["clusterIP"]]);
+            holding.addresses = list.filter_map(|address| text(address).parse().ok()).collect();
+        }
+        if needs_node_ports(service) {
+            let list = items(&spec["ports"]).iter().map(|port| &port["nodePort"]);
+            holding.ports = list.filter_map(port_of).collect();
+        }
+        if needs_health_port(service) {
+            holding.ports.extend(port_of(&spec["healthCheckNodePort"]));
+        }
+        holding
+    }
+
+    fn with(mut self, other: Holding) -> Holding {
+        self.addresses.extend(other.addresses);
+        self.ports.extend(other.ports);
+        self
+    }
+}
+
+impl Owner {
+    fn of(service: &Value) -> Owner {
+        Owner {
+            uid: object::uid(service).into(),
+            namespace: object::namespace(service).into(),
+            name: object::name(service).into(),
+        }
+    }
+}
+
+impl Taken {
+    fn add(&mut self, uid: &str, holding: &Holding) -> Vec<String> {
+        let mut shared = Vec::new();
+        for address in &holding.addresses {
+            if !hold(&mut self.addresses, *address, uid) {
+                shared.push(address.to_string());
+            }
+        }
+        for port in &holding.ports {
+            if !hold(&mut self.ports, *port, uid) {
+                shared.push(format!("port {port}"));
+            }
+        }
+        shared
+    }
+}
+
+/// Adds a holder. `false`: there is another one.
+fn hold<T: Eq + Hash>(taken: &mut Holders<T>, thing: T, uid: &str) -> bool {
+    let holders = taken.entry(thing).or_default();
+    if !holders.iter().any(|holder| **holder == *uid) {
+        holders.push(uid.into());
+    }
+    holders.len() == 1
+}
+
+/// Takes what nobody holds.
+fn take<T: Eq + Hash>(taken: &mut Holders<T>, thing: T, uid: &str) -> bool {
+    match taken.entry(thing) {
+        Entry::Occupied(_) => false,
+        Entry::Vacant(entry) => {
+            entry.insert(vec![uid.into()]);
+            true
+        }
+    }
+}
+
+fn give_back<T: Eq + Hash>(taken: &mut Holders<T>, thing: T, uid: &str) {
+    if let Entry::Occupied(mut entry) = taken.entry(thing) {
+        entry.get_mut().retain(|holder| **holder != *uid);
+        if entry.get().is_empty() {
+            entry.remove();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl ServiceAllocator {
     pub(crate) fn new(range: Cidr) -> ServiceAllocator {
-        ServiceAllocator { range, taken: Mutex::default() }
+        ServiceAllocator { range, taken: Mutex::default(), abandoned: Mutex::default() }
     }
 
     pub(crate) fn range(&self) -> Cidr {
         self.range
     }
 
-    fn lock(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Notes what a stored service holds. Returns what another one holds too.
+    pub(crate) fn occupy(&self, service: &Value) -> Vec<String> {
+        lock(&self.taken).add(object::uid(service), &Holding::of(service))
     }
 
-    /// Notes what a stored service holds.
-    pub(crate) fn occupy(&self, service: &Value) {
-        let mut taken = self.lock();
-        taken.addresses.extend(addresses(service));
-        taken.ports.extend(ports(service));
-    }
-
-    /// Gives back what a service held and, if it still exists, holds no longer.
-    pub(crate) fn release(&self, service: &Value, now: Option<&Value>) {
-        let kept = now.map_or_else(Default::default, |now| (addresses(now), ports(now)));
-        let mut taken = self.lock();
-        for address in addresses(service).difference(&kept.0) {
-            taken.addresses.remove(address);
+    fn release(&self, owner: &Owner, holding: &Holding, now: Option<&Value>) {
+        let kept = now.map(Holding::of).unwrap_or_default();
+        let mut taken = lock(&self.taken);
+        for address in holding.addresses.difference(&kept.addresses) {
+            give_back(&mut taken.addresses, *address, &owner.uid);
         }
-        for port in ports(service).difference(&kept.1) {
-            taken.ports.remove(port);
+        for port in holding.ports.difference(&kept.ports) {
+            give_back(&mut taken.ports, *port, &owner.uid);
         }
     }
 
-    /// Fills in what a new service (`old` is `None`) or a changed one lacks, and takes it.
+    /// Looks what became of writes whose end was not known, and gives back what is not held.
+    pub(crate) async fn repair(
+        &self,
+        registry: &Registry,
+        now: Instant,
+    ) -> Result<(), StatusError> {
+        let mut due = self.due(now).into_iter();
+        while let Some(write) = due.next() {
+            let owner = &write.owner;
+            match registry.find(core("services")?, &owner.namespace, &owner.name).await {
+                Ok(stored) => self.resolve(&write, stored),
+                Err(error) => {
+                    let mut abandoned = lock(&self.abandoned);
+                    abandoned.push(write);
+                    abandoned.extend(due);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The abandoned writes that can no longer reach the store.
+    fn due(&self, now: Instant) -> Vec<Abandoned> {
+        let is_due = |write: &mut Abandoned| now.duration_since(write.since) >= SETTLING;
+        lock(&self.abandoned).extract_if(.., is_due).collect()
+    }
+
+    /// `stored`: what is stored under the service's name now.
+    fn resolve(&self, write: &Abandoned, stored: Option<Value>) {
+        let own = stored.filter(|service| *object::uid(service) == *write.owner.uid);
+        if let Some(service) = &own {
+            self.occupy(service);
+        }
+        self.release(&write.owner, &write.holding, own.as_ref());
+    }
+
+    /// Begins the deletion of a service.
+    pub(crate) fn begin_delete(&self, service: &Value, is_dry_run: bool) -> Reservation<'_> {
+        Reservation {
+            allocator: self,
+            owner: Owner::of(service),
+            held: Holding::of(service),
+            taken: Holding::default(),
+            is_dry_run,
+            is_begun: true,
+        }
+    }
+
+    /// Fills in what a new service (`old` is `None`) or a changed one lacks, and takes it. With
+    /// `is_dry_run` it is only looked whether it could be taken.
     pub(crate) fn admit(
         &self,
         resource: &Resource,
         service: &mut Value,
         old: Option<&Value>,
+        is_dry_run: bool,
     ) -> Result<Reservation<'_>, StatusError> {
         if let Some(old) = old {
             drop_left_overs(service, old);
         }
-        let mut reservation =
-            Reservation { allocator: self, addresses: Vec::new(), ports: Vec::new() };
-        let held = old.map_or_else(Default::default, |old| (addresses(old), ports(old)));
-        self.admit_address(resource, service, &held.0, &mut reservation)?;
-        self.admit_ports(resource, service, &held.1, &mut reservation)?;
+        let held = old.map(Holding::of).unwrap_or_default();
+        // Of an update the stored object says which service it is.
+        let owner = Owner::of(old.unwrap_or(service));
+        if !is_dry_run {
+            // What it has stays its own, though an earlier version of this server forgot it.
+            lock(&self.taken).add(&owner.uid, &held);
+        }
+        let mut reservation = Reservation {
+            allocator: self,
+            owner,
+            held,
+            taken: Holding::default(),
+            is_dry_run,
+            is_begun: false,
+        };
+        reservation.admit_address(resource, service, old)?;
+        reservation.admit_ports(resource, service, old)?;
+        reservation.admit_health_port(service, old)?;
         Ok(reservation)
+    }
+}
+
+impl Reservation<'_> {
+    fn take_address(&mut self, address: IpAddr) -> bool {
+        let mut taken = lock(&self.allocator.taken);
+        let is_free = match self.is_dry_run {
+            true => !taken.addresses.contains_key(&address),
+            false => take(&mut taken.addresses, address, &self.owner.uid),
+        };
+        is_free && self.taken.addresses.insert(address)
+    }
+
+    fn take_port(&mut self, port: u16) -> bool {
+        let mut taken = lock(&self.allocator.taken);
+        let is_free = match self.is_dry_run {
+            true => !taken.ports.contains_key(&port),
+            false => take(&mut taken.ports, port, &self.owner.uid),
+        };
+        is_free && self.taken.ports.insert(port)
     }
 
     fn admit_address(
-        &self,
+        &mut self,
         resource: &Resource,
         service: &mut Value,
-        held: &HashSet<IpAddr>,
-        reservation: &mut Reservation<'_>,
+        old: Option<&Value>,
     ) -> Result<(), StatusError> {
-        if service["spec"]["type"] == "ExternalName" {
+        let spec = &service["spec"];
+        if !needs_address(service) {
             return Ok(());
         }
-        let given = service["spec"]["clusterIP"]
-            .as_str()
-            .or_else(|| service["spec"]["clusterIPs"][0].as_str())
-            .unwrap_or_default()
-            .to_owned();
+        let has_already =
+            old.is_some_and(|old| needs_address(old) && !is_zero(&old["spec"]["clusterIP"]));
+        let (given, list) = (text(&spec["clusterIP"]).to_owned(), items(&spec["clusterIPs"]));
+        let is_as_before =
+            old.is_some_and(|old| same(&old["spec"]["clusterIPs"], &spec["clusterIPs"]));
+        if list.len() > 1 && !is_as_before {
+            let path = "spec.clusterIPs[1]".to_owned();
+            let family = if text(&list[1]).contains(':') { "IPv6" } else { "IPv4" };
+            let why = format!("{family} is not configured on this cluster");
+            return Err(invalid(resource, service, path, &spec["clusterIPs"], &why));
+        }
+        // What cannot change, or does not fit together, is for the rules of the object to refuse.
+        if has_already || list.first().map_or("", text) != given {
+            return Ok(());
+        }
         let address = match given.as_str() {
             "None" => given,
-            "" => {
-                let address = self.take_any_address().ok_or_else(|| {
-                    StatusError::internal(format!(
-                        "failed to allocate a serviceIP for Service {:?}: range is full",
-                        object::name(service)
-                    ))
-                })?;
-                reservation.addresses.push(address);
-                address.to_string()
-            }
-            text => {
-                let fault = match text.parse::<IpAddr>() {
-                    // How an address must look is for the rules of the object to say.
-                    Err(_) => return Ok(()),
-                    Ok(address) if held.contains(&address) => None,
-                    Ok(address) if !self.range.contains(address) => Some(format!(
-                        "the provided IP ({address}) is not in the valid range. The range of valid IPs is {}",
-                        self.range
-                    )),
-                    Ok(address) if !self.lock().addresses.insert(address) => {
-                        Some("provided IP is already allocated".to_owned())
-                    }
-                    Ok(address) => {
-                        reservation.addresses.push(address);
-                        None
-                    }
-                };
-                if let Some(why) = fault {
-                    let why = format!("failed to allocate IP {text}: {why}");
-                    return Err(invalid(
-                        resource,
-                        service,
-                        "spec.clusterIPs".into(),
-                        &json!([text]),
-                        &why,
-                    ));
+            "" => self.take_any_address(service)?.to_string(),
+            given => match given.parse::<IpAddr>() {
+                Err(_) => return Ok(()),
+                Ok(address) => {
+                    self.take_given_address(address).map_err(|why| {
+                        let why = format!("failed to allocate IP {given}: {why}");
+                        let path = "spec.clusterIPs".to_owned();
+                        invalid(resource, service, path, &json!([given]), &why)
+                    })?;
+                    given.to_owned()
                 }
-                given
-            }
+            },
         };
         let family = match address.parse::<IpAddr>() {
             Ok(IpAddr::V4(_)) => "IPv4",
             Ok(IpAddr::V6(_)) => "IPv6",
-            Err(_) => self.range.family(),
+            Err(_) => self.allocator.range.family(),
         };
         let spec = object::child_mut(service, "spec");
         spec.insert("clusterIP".into(), address.as_str().into());
@@ -175,135 +398,201 @@ impl ServiceAllocator {
         Ok(())
     }
 
-    fn take_any_address(&self) -> Option<IpAddr> {
-        let size = self.range.size();
+    fn take_given_address(&mut self, address: IpAddr) -> Result<(), String> {
+        let range = self.allocator.range;
+        if !range.contains(address) {
+            return Err(format!(
+                "the provided IP ({address}) is not in the valid range. The range of valid IPs is {range}"
+            ));
+        }
+        match self.take_address(address) {
+            true => Ok(()),
+            false => Err("provided IP is already allocated".to_owned()),
+        }
+    }
+
+    fn take_any_address(&mut self, service: &Value) -> Result<IpAddr, StatusError> {
+        let range = self.allocator.range;
+        let size = range.size();
         // The first ones are left for those that ask for an address, as long as there are others.
         let reserved = (size / 16).clamp(u64::from(size > 16), 256);
-        let mut taken = self.lock();
         let others = random().checked_rem(size.saturating_sub(reserved)).unwrap_or(0);
         let start = reserved.saturating_add(others);
-        (0..size)
-            .map(|step| {
-                self.range.address(start.saturating_add(step).checked_rem(size).unwrap_or(0))
-            })
-            .find(|address| taken.addresses.insert(*address))
+        let at = |step: u64| start.saturating_add(step).checked_rem(size).unwrap_or(0);
+        let mut addresses = (0..size).map(|step| range.address(at(step)));
+        addresses.find(|address| self.take_address(*address)).ok_or_else(|| {
+            StatusError::internal(format!(
+                "failed to allocate a serviceIP for Service {:?}: range is full",
+                object::name(service)
+            ))
+        })
     }
 
     fn admit_ports(
-        &self,
+        &mut self,
         resource: &Resource,
         service: &mut Value,
-        held: &HashSet<u16>,
-        reservation: &mut Reservation<'_>,
+        old: Option<&Value>,
     ) -> Result<(), StatusError> {
-        let kind = service["spec"]["type"].as_str().unwrap_or_default();
-        let is_balancer = kind == "LoadBalancer";
-        let wants_ports = kind == "NodePort"
-            || (is_balancer && service["spec"]["allocateLoadBalancerNodePorts"] != false);
-        let wants_health = is_balancer
-            && service["spec"]["externalTrafficPolicy"] == "Local"
-            && service["spec"]["healthCheckNodePort"].as_u64().unwrap_or(0) == 0;
-        let count = service["spec"]["ports"].as_array().map_or(0, Vec::len);
-        for index in 0..count {
-            let port = &service["spec"]["ports"][index];
-            let given = port["nodePort"].as_u64().unwrap_or(0);
-            let taken = match given {
-                0 if !wants_ports => continue,
-                0 => self.take_any_port()?,
-                given => {
-                    // One number may serve several protocols of one service.
-                    let is_own =
-                        |port: u16| held.contains(&port) || reservation.ports.contains(&port);
-                    match u16::try_from(given).ok().filter(|port| NODE_PORTS.contains(port)) {
-                        Some(port) if is_own(port) => continue,
-                        Some(port) if self.lock().ports.insert(port) => port,
-                        fault => {
-                            let why = match fault {
-                                Some(_) => "provided port is already allocated".to_owned(),
-                                None => format!(
-                                    "provided port is not in the valid range. The range of valid ports is {}-{}",
-                                    NODE_PORTS.start(),
-                                    NODE_PORTS.end()
-                                ),
-                            };
-                            let field = format!("spec.ports[{index}].nodePort");
-                            return Err(invalid(resource, service, field, &json!(given), &why));
-                        }
-                    }
-                }
-            };
-            reservation.ports.push(taken);
-            service["spec"]["ports"][index]["nodePort"] = taken.into();
+        if !needs_node_ports(service) {
+            return Ok(());
         }
-        if wants_health {
-            let port = self.take_any_port()?;
-            reservation.ports.push(port);
-            service["spec"]["healthCheckNodePort"] = port.into();
+        // What is asked for comes first, lest it is given to another port of the same service.
+        for (index, port) in items(&service["spec"]["ports"]).iter().enumerate() {
+            let given = &port["nodePort"];
+            if is_zero(given) {
+                continue;
+            }
+            if let Err(why) = self.take_given_port(given) {
+                let path = format!("spec.ports[{index}].nodePort");
+                return Err(invalid(resource, service, path, given, &why));
+            }
+        }
+        let is_balancer = service["spec"]["type"] == "LoadBalancer";
+        if is_balancer && service["spec"]["allocateLoadBalancerNodePorts"] == false {
+            return Ok(());
+        }
+        let mut number_of: HashMap<i64, Value> = HashMap::new();
+        let ports = service["spec"]["ports"].as_array_mut();
+        let ports = ports.map_or(&mut [][..], Vec::as_mut_slice);
+        for port in ports.iter() {
+            if let (Some(number), false) = (port["port"].as_i64(), is_zero(&port["nodePort"])) {
+                number_of.entry(number).or_insert_with(|| port["nodePort"].clone());
+            }
+        }
+        for port in ports.iter_mut().filter(|port| is_zero(&port["nodePort"])) {
+            let number = port["port"].as_i64().filter(|_| old.is_none());
+            // A port that a new service has for two protocols is one node port.
+            let shared = number.and_then(|number| number_of.get(&number).cloned());
+            port["nodePort"] = match shared {
+                Some(shared) => shared,
+                None => self.take_any_port()?.into(),
+            };
+            if let Some(number) = number {
+                number_of.insert(number, port["nodePort"].clone());
+            }
         }
         Ok(())
     }
 
-    fn take_any_port(&self) -> Result<u16, StatusError> {
+    /// One number may serve several protocols of one service.
+    fn take_given_port(&mut self, given: &Value) -> Result<(), String> {
+        match port_of(given).filter(|port| NODE_PORTS.contains(port)) {
+            Some(port) if self.held.ports.contains(&port) => Ok(()),
+            Some(port) if self.taken.ports.contains(&port) => Ok(()),
+            Some(port) if self.take_port(port) => Ok(()),
+            Some(_) => Err(TAKEN.to_owned()),
+            None => Err(format!(
+                "provided port is not in the valid range. The range of valid ports is {}-{}",
+                NODE_PORTS.start(),
+                NODE_PORTS.end()
+            )),
+        }
+    }
+
+    /// The port at which nodes tell a load balancer whether they have endpoints. It is no other
+    /// port of the service, and does not change as long as the service needs one.
+    fn admit_health_port(
+        &mut self,
+        service: &mut Value,
+        old: Option<&Value>,
+    ) -> Result<(), StatusError> {
+        let had =
+            |old: &Value| needs_health_port(old) && !is_zero(&old["spec"]["healthCheckNodePort"]);
+        if !needs_health_port(service) || old.is_some_and(had) {
+            return Ok(());
+        }
+        let given = &service["spec"]["healthCheckNodePort"];
+        if is_zero(given) {
+            let port = self.take_any_port()?;
+            service["spec"]["healthCheckNodePort"] = port.into();
+            return Ok(());
+        }
+        let port = port_of(given);
+        let is_other = port.is_some_and(|port| {
+            self.held.ports.contains(&port) || self.taken.ports.contains(&port)
+        });
+        let verdict = if is_other { Err(TAKEN.to_owned()) } else { self.take_given_port(given) };
+        verdict.map_err(|why| {
+            StatusError::internal(format!(
+                "failed to allocate requested HealthCheck NodePort {given}: {why}"
+            ))
+        })
+    }
+
+    fn take_any_port(&mut self) -> Result<u16, StatusError> {
         let size = NODE_PORTS.len() as u64;
         let start = random().checked_rem(size).unwrap_or(0);
-        let mut taken = self.lock();
-        (0..size)
-            .map(|step| start.saturating_add(step).checked_rem(size).unwrap_or(0))
-            .map(|step| NODE_PORTS.start().saturating_add(u16::try_from(step).unwrap_or(0)))
-            .find(|port| taken.ports.insert(*port))
-            .ok_or_else(|| StatusError::internal("failed to allocate a nodePort: range is full"))
+        let at = |step: u64| start.saturating_add(step).checked_rem(size).unwrap_or(0);
+        let port = |step| NODE_PORTS.start().saturating_add(u16::try_from(at(step)).unwrap_or(0));
+        let port = (0..size).map(port).find(|port| self.take_port(*port));
+        port.ok_or_else(|| StatusError::internal("failed to allocate a nodePort: range is full"))
     }
 }
 
-/// A service that changes its type gives up what only the old type has, though a patch leaves it where it was.
-fn drop_left_overs(service: &mut Value, old: &Value) {
-    let rank = |service: &Value| match service["spec"]["type"].as_str() {
-        Some("ExternalName") => 0,
-        Some("NodePort") => 2,
-        Some("LoadBalancer") => 3,
-        _ => 1,
-    };
-    let (now, before) = (rank(service), rank(old));
-    let spec = object::child_mut(service, "spec");
-    for (least, fields) in [
-        (1, ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"].as_slice()),
-        (2, &["externalTrafficPolicy"]),
-        (3, &["allocateLoadBalancerNodePorts", "healthCheckNodePort", "loadBalancerClass"]),
-    ] {
-        if now < least && before >= least {
-            // A value that is new is the client's own mistake, which the rules will name.
-            spec.retain(|field, value| {
-                !fields.contains(&field.as_str()) || *value != old["spec"][field]
-            });
-        }
+/// The admission plugin DenyServiceExternalIPs (against CVE-2020-8554): addresses outside the
+/// cluster, to which a service draws traffic, stay or go but none is added.
+pub(crate) fn admit_external(
+    plugins: Plugins,
+    resource: &Resource,
+    service: &Value,
+    old: Option<&Value>,
+) -> Result<(), StatusError> {
+    let earlier = old.map_or(&[][..], |old| items(&old["spec"]["externalIPs"]));
+    let earlier: HashSet<&str> = earlier.iter().map(text).collect();
+    let mut addresses = items(&service["spec"]["externalIPs"]).iter();
+    if !plugins.deny_service_external_ips
+        || addresses.all(|address| earlier.contains(text(address)))
+    {
+        return Ok(());
     }
-    if now < 2 && before >= 2 {
-        let held = ports(old);
-        let is_held = |port: &Value| {
-            port.as_u64().is_some_and(|port| held.iter().any(|held| u64::from(*held) == port))
-        };
+    let why = "Use of external IPs is denied by admission control";
+    Err(StatusError::forbidden(resource, object::name(service), why))
+}
+
+/// A service that changes its type gives up what only the old type has, though its writer left it
+/// where it was. A value that is new is the writer's own mistake, which the rules name.
+fn drop_left_overs(service: &mut Value, old: &Value) {
+    let was = |is: fn(&Value) -> bool, new: &Value| is(old) && !is(new);
+    let is_balancer = |service: &Value| service["spec"]["type"] == "LoadBalancer";
+    let mut fields: Vec<&str> = Vec::new();
+    let is_same = |field: &str| same(&service["spec"][field], &old["spec"][field]);
+    if was(needs_address, service) {
+        if is_same("clusterIP") && is_same("clusterIPs") {
+            fields.extend(["clusterIP", "clusterIPs"]);
+        }
+        fields.extend(["ipFamilies", "ipFamilyPolicy"].iter().filter(|field| is_same(field)));
+    }
+    if was(needs_health_port, service) {
+        fields.extend(["healthCheckNodePort"].iter().filter(|field| is_same(field)));
+    }
+    if was(is_balancer, service) {
+        let own = ["allocateLoadBalancerNodePorts", "loadBalancerClass"];
+        fields.extend(own.iter().filter(|field| is_same(field)));
+    }
+    if was(is_external, service) && is_same("externalTrafficPolicy") {
+        fields.push("externalTrafficPolicy");
+    }
+    let numbers = |service: &Value| -> BTreeSet<u16> {
+        items(&service["spec"]["ports"]).iter().filter_map(|p| port_of(&p["nodePort"])).collect()
+    };
+    let drops_ports = was(needs_node_ports, service) && numbers(service).is_subset(&numbers(old));
+    let drops_ingress = was(is_balancer, service);
+    let spec = object::child_mut(service, "spec");
+    spec.retain(|field, _| !fields.contains(&field.as_str()));
+    if drops_ports {
         let list = spec.get_mut("ports").and_then(Value::as_array_mut);
         for port in list.into_iter().flatten().filter_map(Value::as_object_mut) {
-            if port.get("nodePort").is_some_and(is_held) {
-                port.remove("nodePort");
-            }
+            port.remove("nodePort");
         }
+    }
+    if drops_ingress {
+        object::child_mut(service, "status").insert("loadBalancer".into(), json!({}));
     }
 }
 
-fn addresses(service: &Value) -> HashSet<IpAddr> {
-    let list = service["spec"]["clusterIPs"].as_array().into_iter().flatten();
-    list.chain([&service["spec"]["clusterIP"]])
-        .filter_map(|address| address.as_str()?.parse().ok())
-        .collect()
-}
-
-fn ports(service: &Value) -> HashSet<u16> {
-    let list = service["spec"]["ports"].as_array().into_iter().flatten();
-    list.map(|port| &port["nodePort"])
-        .chain([&service["spec"]["healthCheckNodePort"]])
-        .filter_map(|port| u16::try_from(port.as_u64()?).ok().filter(|port| *port > 0))
-        .collect()
+fn port_of(value: &Value) -> Option<u16> {
+    u16::try_from(value.as_u64()?).ok().filter(|port| *port > 0)
 }
 
 fn invalid(
@@ -325,3 +614,8 @@ fn invalid(
 fn random() -> u64 {
     getrandom::u64().unwrap_or(0)
 }
+
+#[cfg(test)]
+#[path = "services_tests.rs"]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests;

@@ -7,6 +7,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::Value;
 
 use super::aggregation;
+use super::coverage::Missing;
 use super::policy::{self, AUTOUPDATE};
 use super::rbac::GROUP;
 use super::rule::Rule;
@@ -89,8 +90,8 @@ pub(super) fn complete(existing: &Value, wanted: &Value) -> Value {
             }
         }
     }
-    let missing = Rule::missing(&Rule::all_of(existing), &Rule::all_of(wanted));
-    append(&mut object, "rules", missing.iter().map(Rule::to_value).collect());
+    let missing = Missing::of(&Rule::all_of(existing), &Rule::all_of(wanted), usize::MAX);
+    append(&mut object, "rules", missing.rules.iter().map(Rule::to_value).collect());
     add_subjects(&mut object, wanted);
     match wanted.get("aggregationRule") {
         None => drop(object.as_object_mut().and_then(|map| map.remove("aggregationRule"))),

@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 
+use super::coverage::Missing;
 use super::rbac::{GROUP, RoleRef};
 use super::rule::Rule;
 use super::{Access, Authorizer, ResourceTarget, Target};
@@ -11,6 +12,9 @@ use crate::facts::Resource;
 use crate::object;
 use crate::schema::value::{items, same, text};
 use crate::status::StatusError;
+
+/// How many rules of one verb on one thing a refusal names.
+const MOST_NAMED: usize = 200;
 
 impl Authorizer {
     /// Judges the writing of a role or a binding; other objects pass. `old`: what it replaces.
@@ -88,13 +92,15 @@ impl Authorizer {
     /// What of these rules the user does not have, if anything.
     fn grant_fault(&self, user: &User, namespace: &str, rules: &[Rule]) -> Option<String> {
         let owned = self.rules(user, namespace);
-        let missing = Rule::compact(Rule::missing(&owned.rules, rules));
+        let missing = Missing::of(&owned.rules, rules, MOST_NAMED);
         if missing.is_empty() {
             return None;
         }
-        let mut lines: Vec<String> = missing.iter().map(Rule::to_string).collect();
+        let named = Rule::compact(missing.rules);
+        let mut lines: Vec<String> = named.iter().map(Rule::to_string).collect();
         lines.sort();
         lines.dedup();
+        lines.extend(missing.note.map(str::to_owned));
         let groups: Vec<String> = user.groups.iter().map(|group| format!("{group:?}")).collect();
         let mut why = format!(
             "user {:?} (groups=[{}]) is attempting to grant RBAC permissions not currently held:\n{}",

@@ -10,6 +10,7 @@
 mod aggregation;
 mod bootstrap;
 mod cache;
+mod coverage;
 mod escalation;
 mod node;
 mod policy;

@@ -1,5 +1,6 @@
 //! One rule of a role: what it allows, and what it covers of another.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde_json::{Map, Value, json};
@@ -7,19 +8,19 @@ use serde_json::{Map, Value, json};
 use super::Target;
 use crate::schema::value::{items, text};
 
-type Names = Box<[Box<str>]>;
+pub(super) type Names = Box<[Box<str>]>;
 
-const ALL: &str = "*";
+pub(super) const ALL: &str = "*";
 
 /// A `PolicyRule`: these verbs on these resources, or on these paths.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rule {
-    verbs: Names,
-    groups: Names,
-    resources: Names,
+    pub(super) verbs: Names,
+    pub(super) groups: Names,
+    pub(super) resources: Names,
     /// Names of objects; none stands for all.
-    names: Names,
-    urls: Names,
+    pub(super) names: Names,
+    pub(super) urls: Names,
 }
 
 impl Rule {
@@ -113,80 +114,22 @@ impl Rule {
             }
     }
 
-    /// The rule as rules of one verb on one thing each.
-    fn atoms(&self) -> Vec<Rule> {
-        let one = |name: &str| Names::from([name.into()]);
-        let mut atoms = Vec::new();
-        for verb in &self.verbs {
-            for (group, resource) in
-                self.groups.iter().flat_map(|g| self.resources.iter().map(move |r| (g, r)))
-            {
-                let atom = Rule {
-                    verbs: one(verb),
-                    groups: one(group),
-                    resources: one(resource),
-                    ..Rule::default()
-                };
-                match self.names.is_empty() {
-                    true => atoms.push(atom),
-                    false => atoms.extend(
-                        self.names.iter().map(|name| Rule { names: one(name), ..atom.clone() }),
-                    ),
-                }
-            }
-            atoms.extend(self.urls.iter().map(|url| Rule {
-                verbs: one(verb),
-                urls: one(url),
-                ..Rule::default()
-            }));
-        }
-        atoms
-    }
-
-    /// Whether it allows all that a rule of one verb on one thing allows.
-    fn covers(&self, atom: &Rule) -> bool {
-        let all_of = |own: &Names, wanted: &Names| {
-            contains(own, ALL) || wanted.iter().all(|name| contains(own, name))
-        };
-        let has_resource = |wanted: &str| {
-            contains(&self.resources, ALL)
-                || contains(&self.resources, wanted)
-                || wanted.split_once('/').is_some_and(|(_, subresource)| {
-                    contains(&self.resources, &format!("*/{subresource}"))
-                })
-        };
-        let names = match (self.names.is_empty(), atom.names.is_empty()) {
-            (true, _) => true,
-            (false, true) => false,
-            (false, false) => atom.names.iter().all(|name| contains(&self.names, name)),
-        };
-        names
-            && all_of(&self.verbs, &atom.verbs)
-            && all_of(&self.groups, &atom.groups)
-            && atom.resources.iter().all(|resource| has_resource(resource))
-            && atom.urls.iter().all(|path| self.urls.iter().any(|own| url_covers(own, path)))
-    }
-
-    /// What `owned` does not cover of `wanted`, in rules of one verb on one thing each.
-    pub(crate) fn missing(owned: &[Rule], wanted: &[Rule]) -> Vec<Rule> {
-        let atoms = wanted.iter().flat_map(Rule::atoms);
-        atoms.filter(|atom| !owned.iter().any(|own| own.covers(atom))).collect()
-    }
-
     /// Fewer rules that say the same: those that differ in their verb alone become one.
     pub(crate) fn compact(rules: Vec<Rule>) -> Vec<Rule> {
         let mut compact: Vec<Rule> = Vec::new();
-        for rule in rules {
-            let same = |other: &&mut Rule| {
-                rule.is_of_resources()
-                    && Rule { verbs: Names::default(), ..(*other).clone() }
-                        == Rule { verbs: Names::default(), ..rule.clone() }
-            };
-            match compact.iter_mut().find(same) {
+        let mut places: BTreeMap<Rule, usize> = BTreeMap::new();
+        for mut rule in rules {
+            let verbs = std::mem::take(&mut rule.verbs);
+            let place = rule.is_of_resources().then(|| places.get(&rule).copied()).flatten();
+            match place.and_then(|place| compact.get_mut(place)) {
                 Some(other) => {
-                    other.verbs = other.verbs.iter().chain(&rule.verbs).cloned().collect();
+                    let own = std::mem::take(&mut other.verbs).into_vec();
+                    other.verbs = own.into_iter().chain(verbs).collect();
                 }
-                None => compact.push(rule),
+                None => {
+                    places.insert(rule.clone(), compact.len());
+                    compact.push(Rule { verbs, ..rule });
+                }
             }
         }
         compact
@@ -207,7 +150,7 @@ impl fmt::Display for Rule {
     }
 }
 
-fn contains(names: &Names, name: &str) -> bool {
+pub(super) fn contains(names: &Names, name: &str) -> bool {
     names.iter().any(|own| **own == *name)
 }
 
@@ -226,6 +169,6 @@ fn resource_matches(own: &str, resource: &str, subresource: &str) -> bool {
 }
 
 /// A path, or the beginning of paths and `*`.
-fn url_covers(own: &str, path: &str) -> bool {
+pub(super) fn url_covers(own: &str, path: &str) -> bool {
     own == path || (own.ends_with('*') && path.starts_with(own.trim_end_matches('*')))
 }

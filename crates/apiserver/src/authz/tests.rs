@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use super::coverage::Missing;
 use super::*;
 use crate::auth::{KUBELET_CLIENT, NODES};
 
@@ -574,7 +575,7 @@ fn what_a_cluster_starts_with_is_completed_and_not_cut() {
     existing["metadata"]["labels"] = json!({"mine": "yes"});
     let complete = bootstrap::complete(&existing, role);
     assert_eq!(complete["rules"][0], own);
-    assert!(Rule::missing(&Rule::all_of(&complete), &Rule::all_of(role)).is_empty());
+    assert!(Missing::of(&Rule::all_of(&complete), &Rule::all_of(role), 1).is_empty());
     assert_eq!(complete["metadata"]["labels"]["mine"], "yes");
     assert_eq!(complete["metadata"]["labels"]["kubernetes.io/bootstrapping"], "rbac-defaults");
     let binding = find("ClusterRoleBinding", "system:public-info-viewer");
@@ -710,7 +711,7 @@ proptest! {
             group: &group, resource: &resource, subresource: &subresource, name: &object,
             ..ResourceTarget::default()
         });
-        let covered = Rule::missing(&owned, std::slice::from_ref(&wanted)).is_empty();
+        let covered = Missing::of(&owned, std::slice::from_ref(&wanted), 1).is_empty();
         if covered && wanted.allows(&verb, &target) {
             prop_assert!(owned.iter().any(|rule| rule.allows(&verb, &target)));
         }

@@ -1,6 +1,8 @@
 //! Approves what nodes ask for, signs what is approved, and forgets old requests: stand-ins for the
 //! three controllers of a full cluster.
 
+use std::collections::HashSet;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use base64::Engine;
@@ -21,6 +23,7 @@ use crate::object::{self, child_mut};
 use crate::operations::{Api, DeleteOptions};
 use crate::pki::Pki;
 use crate::registry::Change;
+use crate::schema::is_dns_subdomain;
 use crate::schema::value::{items, text};
 use crate::status::StatusError;
 
@@ -37,12 +40,14 @@ const KEEP_PENDING: i64 = 24 * 3600;
 const SHORTEST: Duration = Duration::from_secs(600);
 
 /// What the cluster's administrator chose.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Settings {
     /// Whether nodes' serving certificates are approved when they name nothing but the node.
     pub(crate) approve_serving: bool,
     /// How long certificates are good for, at most.
     pub(crate) life: Duration,
+    /// Names and addresses of this server, which no node's certificate gets by itself.
+    pub(crate) own_names: Vec<String>,
 }
 
 /// Runs until `stop`.
@@ -210,20 +215,28 @@ impl Task<'_> {
         Ok(self.api.is_allowed(&access).await?.is_ok())
     }
 
-    /// Whether a node asks for names and addresses that its Node object has.
+    /// Whether a node asks for names and addresses that its Node object has, and that can be a node's
+    /// alone. The node writes that object itself, so it proves nothing about what is somebody else's.
     async fn is_of_node(&self, user: &User, wanted: &Request) -> Result<bool, StatusError> {
         let Some(node) = crate::auth::node_name(user).filter(|node| !node.is_empty()) else {
             return Ok(false);
         };
-        let Some(node) = self.api.registry.find(core("nodes")?, "", node).await? else {
+        let nodes = core("nodes")?;
+        let Some(own) = self.api.registry.find(nodes, "", node).await? else {
             return Ok(false);
         };
-        let known: Vec<&str> =
-            items(&node["status"]["addresses"]).iter().map(|a| text(&a["address"])).collect();
-        let is_known =
-            |address: &std::net::IpAddr| known.iter().any(|known| known.parse() == Ok(*address));
-        Ok(wanted.dns_names.iter().all(|name| known.contains(&name.as_str()))
-            && wanted.addresses.iter().all(is_known))
+        let range = self.api.services.range();
+        let reserved = Names::new(self.settings.own_names.iter().map(String::as_str));
+        if !Names::of_node(&own).has_all(wanted)
+            || reserved.has_any(wanted)
+            || wanted.addresses.iter().any(|ip| range.contains(*ip) || !may_be_a_nodes(*ip))
+            || wanted.dns_names.iter().any(|name| !may_name_a_node(name))
+        {
+            return Ok(false);
+        }
+        let all = self.api.list_all(nodes, "").await?;
+        let others = all.iter().filter(|other| object::name(other) != node);
+        Ok(!others.map(Names::of_node).any(|other| other.has_any(wanted)))
     }
 
     async fn sign(
@@ -238,7 +251,11 @@ impl Task<'_> {
             return self.add_condition(request, FAILED, "SignerValidationFailure", &why).await;
         }
         let life = life(self.settings.life, request["spec"]["expirationSeconds"].as_u64());
-        let pem = self.pki.issue(wanted, &usages, life).map_err(StatusError::internal)?;
+        let authority = match signer {
+            Signer::KubeletServing => self.pki.kubelet_serving(),
+            Signer::Client | Signer::KubeletClient => self.pki.cluster(),
+        };
+        let pem = authority.issue(wanted, &usages, life).map_err(StatusError::internal)?;
         let name = object::name(request);
         self.amend(request, |status| {
             status.insert("certificate".into(), STANDARD.encode(&pem).into());
@@ -292,6 +309,65 @@ impl Task<'_> {
         });
         amended.await.map(drop)
     }
+}
+
+/// Names and addresses that belong together, in one spelling each.
+struct Names {
+    dns: HashSet<String>,
+    addresses: HashSet<IpAddr>,
+}
+
+impl Names {
+    fn new<'a>(names: impl Iterator<Item = &'a str>) -> Names {
+        let mut all = Names { dns: HashSet::new(), addresses: HashSet::new() };
+        for name in names {
+            match name.parse::<IpAddr>() {
+                Ok(address) => drop(all.addresses.insert(address.to_canonical())),
+                Err(_) => drop(all.dns.insert(spelled(name))),
+            }
+        }
+        all
+    }
+
+    fn of_node(node: &Value) -> Names {
+        let addresses = items(&node["status"]["addresses"]).iter().map(|a| text(&a["address"]));
+        Names::new(addresses.chain([object::name(node)]))
+    }
+
+    fn has_all(&self, wanted: &Request) -> bool {
+        wanted.dns_names.iter().all(|name| self.dns.contains(&spelled(name)))
+            && wanted.addresses.iter().all(|ip| self.addresses.contains(&ip.to_canonical()))
+    }
+
+    fn has_any(&self, wanted: &Request) -> bool {
+        wanted.dns_names.iter().any(|name| self.dns.contains(&spelled(name)))
+            || wanted.addresses.iter().any(|ip| self.addresses.contains(&ip.to_canonical()))
+    }
+}
+
+fn spelled(name: &str) -> String {
+    name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
+}
+
+/// Whether a name may be that of a node: one host, and no service of the cluster.
+pub(super) fn may_name_a_node(name: &str) -> bool {
+    let name = spelled(name);
+    let is_of_services = ["svc", "svc.cluster.local", "cluster.local"]
+        .iter()
+        .any(|domain| name == *domain || name.ends_with(&format!(".{domain}")));
+    let is_of_api = name == "kubernetes" || name.starts_with("kubernetes.default");
+    let is_loopback = name == "localhost" || name.ends_with(".localhost");
+    is_dns_subdomain(&name) && !is_of_services && !is_of_api && !is_loopback
+}
+
+/// Whether an address may be that of one node.
+pub(super) fn may_be_a_nodes(address: IpAddr) -> bool {
+    let is_link_local = match address.to_canonical() {
+        IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    let address = address.to_canonical();
+    !(is_link_local || address.is_loopback() || address.is_unspecified() || address.is_multicast())
 }
 
 fn has(request: &Value, kind: &str) -> bool {

@@ -171,7 +171,7 @@ fn a_certificate_is_what_was_asked_for() {
     let wanted = request("system:node:n1", "system:nodes", &["n1", "10.0.0.1"]);
     let usages = ["digital signature", "key encipherment", "server auth"];
     let hour = Duration::from_secs(3600);
-    let pem = pki.issue(&wanted, &usages, hour).unwrap();
+    let pem = pki.cluster().issue(&wanted, &usages, hour).unwrap();
     assert!(check_issued(&STANDARD.encode(&pem)).is_ok());
     let der = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
     let (rest, certificate) = X509Certificate::from_der(&der).unwrap();
@@ -200,11 +200,66 @@ fn a_certificate_is_what_was_asked_for() {
     assert!((now - 330..=now - 300).contains(&validity.not_before.timestamp()));
     assert!((now + 3570..=now + 3600).contains(&validity.not_after.timestamp()));
     // Never longer than the CA, and each with its own number.
-    let long = pki.issue(&wanted, &usages, Duration::from_secs(100 * 365 * 86400)).unwrap();
+    let long =
+        pki.cluster().issue(&wanted, &usages, Duration::from_secs(100 * 365 * 86400)).unwrap();
     let der = CertificateDer::from_pem_slice(long.as_bytes()).unwrap();
     let (_, long) = X509Certificate::from_der(&der).unwrap();
     assert_eq!(long.validity().not_after, ca.validity().not_after);
     assert_ne!(long.raw_serial(), certificate.raw_serial());
+    // Finding 13: no life is too long for the arithmetic.
+    for life in [Duration::MAX, Duration::from_secs(u64::MAX), Duration::ZERO] {
+        assert!(pki.cluster().issue(&wanted, &usages, life).is_ok(), "{life:?}");
+    }
+    // Finding 9: what nodes serve with is of a CA that signs nothing else.
+    let serving = pki.kubelet_serving().issue(&wanted, &["server auth"], hour).unwrap();
+    let der = CertificateDer::from_pem_slice(serving.as_bytes()).unwrap();
+    let (_, serving) = X509Certificate::from_der(&der).unwrap();
+    assert_ne!(serving.issuer(), ca.subject());
+    assert!(serving.verify_signature(Some(ca.public_key())).is_err());
+    let own = std::fs::read(pki.kubelet_serving_ca_file()).unwrap();
+    let own = CertificateDer::from_pem_slice(&own).unwrap();
+    let (_, own) = X509Certificate::from_der(&own).unwrap();
+    assert!(serving.verify_signature(Some(own.public_key())).is_ok());
+}
+
+/// Finding 9: names and addresses that no node's certificate gets by itself, whatever the node says.
+#[test]
+fn names_that_are_no_nodes() {
+    for (name, expected) in [
+        ("n1", true),
+        ("N1.example.com", true),
+        ("kubernetes-node-1", true),
+        ("kubernetes", false),
+        ("kubernetes.default", false),
+        ("Kubernetes.Default.svc", false),
+        ("kubernetes.default.svc.cluster.local.", false),
+        ("web.shop.svc", false),
+        ("web.shop.svc.cluster.local", false),
+        ("localhost", false),
+        ("x.localhost", false),
+        ("*", false),
+        ("*.example.com", false),
+        ("n*", false),
+        ("", false),
+        (".", false),
+    ] {
+        assert_eq!(task::may_name_a_node(name), expected, "{name}");
+    }
+    for (address, expected) in [
+        ("10.1.2.3", true),
+        ("2001:db8::1", true),
+        ("127.0.0.1", false),
+        ("::1", false),
+        ("::ffff:127.0.0.1", false),
+        ("0.0.0.0", false),
+        ("::", false),
+        ("169.254.169.254", false),
+        ("fe80::1", false),
+        ("224.0.0.1", false),
+        ("255.255.255.255", false),
+    ] {
+        assert_eq!(task::may_be_a_nodes(address.parse().unwrap()), expected, "{address}");
+    }
 }
 
 #[test]
@@ -256,7 +311,7 @@ fn several_organizations_are_several_groups() {
     assert_eq!(wanted.organizations, ["a", "b"]);
     let dir = tempfile::tempdir().unwrap();
     let pki = Pki::open(dir.path()).unwrap();
-    let pem = pki.issue(&wanted, &["client auth"], Duration::from_secs(86400)).unwrap();
+    let pem = pki.cluster().issue(&wanted, &["client auth"], Duration::from_secs(86400)).unwrap();
     let der = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
     let (_, certificate) = X509Certificate::from_der(&der).unwrap();
     assert_eq!(subject_of(&certificate).1, ["a", "b"]);

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{Api, calling_node, settle_namespace};
-use crate::admission::{core, namespaces, node_restriction, pods, storage};
+use crate::admission::{core, namespaces, node_restriction, pods, services, storage};
 use crate::auth::User;
 use crate::certificates;
 use crate::facts::Resource;
@@ -71,8 +71,11 @@ impl Api {
             serviceaccounts::admit_create(&self.registry, resource, &mut object).await?;
         }
         storage::admit_create(self, resource.kind, &mut object).await?;
-        let reservation = match resource.kind {
-            "Service" => Some(self.services.admit(resource, &mut object, None)?),
+        let mut reservation = match resource.kind {
+            "Service" => {
+                services::admit_external(self.plugins, resource, &object, None)?;
+                Some(self.services.admit(resource, &mut object, None, dry_run)?)
+            }
             _ => None,
         };
         work::run(length, || schema::validate_create(resource, &object))?;
@@ -85,14 +88,38 @@ impl Api {
                 None => Ok(object),
             };
         }
-        let created = self.registry.create(resource, object, self.ttl(resource)).await?;
-        if let Some(reservation) = reservation {
-            reservation.keep();
+        if let Some(reservation) = &mut reservation {
+            reservation.begin();
         }
+        let created = self.registry.create(resource, object, self.ttl(resource)).await;
+        match (reservation, &created) {
+            (Some(reservation), Ok(created)) => reservation.settle(Some(created)),
+            (Some(reservation), Err(error)) => reservation.fail(error),
+            (None, _) => {}
+        }
+        let created = created?;
         if resource.kind == "Namespace" {
             self.furnish(&name).await?;
         }
         Ok(created)
+    }
+
+    /// Makes a service of the cluster's own unless one of that name exists.
+    pub(crate) async fn ensure_service(&self, mut service: Value) -> Result<(), StatusError> {
+        let resource = core("services")?;
+        begin_life(resource, &mut service)?;
+        let mut reservation = self.services.admit(resource, &mut service, None, false)?;
+        reservation.begin();
+        match self.registry.create(resource, service, None).await {
+            Ok(created) => reservation.settle(Some(&created)),
+            Err(error) => {
+                reservation.fail(&error);
+                if error.reason != "AlreadyExists" {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Makes an object of the cluster's own unless one of that name exists.

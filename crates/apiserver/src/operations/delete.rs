@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{Api, calling_node};
+use crate::admission::services::Reservation;
 use crate::admission::{namespaces, node_restriction};
 use crate::auth::User;
 use crate::facts::Resource;
@@ -95,6 +96,7 @@ impl Api {
         options: &DeleteOptions,
     ) -> Result<Written, StatusError> {
         namespaces::admit_delete(resource, name)?;
+        let mut reservation: Option<Reservation<'_>> = None;
         let written = self
             .registry
             .write(resource, (namespace, name), None, options.dry_run, |current| {
@@ -102,17 +104,27 @@ impl Api {
                 if let Some(node) = calling_node(user) {
                     node_restriction::admit_delete(node, resource, current)?;
                 }
+                if let Some(reservation) = reservation.take() {
+                    reservation.cancel();
+                }
+                if resource.kind == "Service" {
+                    reservation = Some(self.services.begin_delete(current, options.dry_run));
+                }
                 Ok(match resource.kind {
                     "Pod" => delete_pod(current, options.grace_period_seconds, Timestamp::now()),
                     "Namespace" => delete_namespace(current),
                     _ => delete_when_finalized(current),
                 })
             })
-            .await?;
-        if resource.kind == "Service" && written.deleted && !options.dry_run {
-            self.services.release(&written.object, None);
+            .await;
+        match (reservation, &written) {
+            (Some(reservation), Ok(written)) => {
+                reservation.settle((!written.deleted).then_some(&written.object));
+            }
+            (Some(reservation), Err(error)) => reservation.fail(error),
+            (None, _) => {}
         }
-        Ok(written)
+        written
     }
 }
 

@@ -17,6 +17,7 @@ use serde_json::Value;
 pub(crate) use delete::DeleteOptions;
 pub(crate) use update::{Change, UpdateRequest};
 
+use crate::admission::plugins::Plugins;
 use crate::admission::services::ServiceAllocator;
 use crate::auth::{self, User};
 use crate::authz::{Access, Authorizer, Decision, Mode};
@@ -33,6 +34,8 @@ pub(crate) struct Api {
     pub(crate) registry: Registry,
     pub(crate) authorizer: Authorizer,
     pub(crate) services: ServiceAllocator,
+    /// The admission plugins that can be chosen.
+    pub(crate) plugins: Plugins,
     /// How long an event is kept.
     pub(crate) event_ttl: Duration,
     /// Where clients in the cluster reach this server.
@@ -47,6 +50,7 @@ impl Api {
     pub(crate) fn new(
         store: Arc<dyn Store>,
         services: Cidr,
+        plugins: Plugins,
         event_ttl: Duration,
         advertised: SocketAddr,
         tokens: Tokens,
@@ -57,6 +61,7 @@ impl Api {
             registry: Registry::new(store),
             authorizer: Authorizer::new(modes)?,
             services: ServiceAllocator::new(services),
+            plugins,
             event_ttl,
             advertised,
             tokens,

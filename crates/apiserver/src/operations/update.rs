@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 use super::{Api, calling_node, settle_namespace};
-use crate::admission::{core, node_restriction, pods, storage};
+use crate::admission::services::Reservation;
+use crate::admission::{core, node_restriction, pods, services, storage};
 use crate::auth::User;
 use crate::certificates;
 use crate::facts::{Gvk, Resource};
@@ -65,8 +66,7 @@ impl Api {
             _ => None,
         };
         let mut warnings = Vec::new();
-        let mut before = None;
-        let mut reservation = None;
+        let mut reservation: Option<Reservation<'_>> = None;
         self.settle_rights(request.user, resource).await;
         let length = request.change.length();
         let written = self
@@ -78,8 +78,10 @@ impl Api {
                 request.dry_run,
                 |current| {
                     work::run(length.saturating_add(size(current)), || {
-                        // What an earlier attempt took is given back first.
-                        reservation = None;
+                        // What an earlier attempt took is given back first: the store has refused it.
+                        if let Some(reservation) = reservation.take() {
+                            reservation.cancel();
+                        }
                         let mut new = propose(request, current, &mut warnings)?;
                         check_identity(request, &mut new, current)?;
                         self.admit_update(request, &mut new, current)?;
@@ -91,9 +93,10 @@ impl Api {
                             )?;
                         }
                         if resource.kind == "Service" && request.subresource.is_empty() {
-                            reservation =
-                                Some(self.services.admit(resource, &mut new, Some(current))?);
-                            before = Some(current.clone());
+                            let (old, dry_run) = (Some(current), request.dry_run);
+                            services::admit_external(self.plugins, resource, &new, old)?;
+                            let reserved = self.services.admit(resource, &mut new, old, dry_run)?;
+                            reservation = Some(reserved);
                         }
                         if resource.kind == "PersistentVolumeClaim"
                             && request.subresource.is_empty()
@@ -102,19 +105,27 @@ impl Api {
                         }
                         validate(request, &new, current)?;
                         self.authorizer.admit_grant(request.user, resource, &new, Some(current))?;
-                        Ok(match finishes_deletion(&new, current) {
-                            true => Write::PutThenDelete(new),
-                            false => Write::Put(new),
-                        })
+                        let deletes = finishes_deletion(&new, current);
+                        if resource.kind == "Service" && deletes && reservation.is_none() {
+                            reservation =
+                                Some(self.services.begin_delete(current, request.dry_run));
+                        }
+                        if let Some(reservation) = &mut reservation {
+                            reservation.begin();
+                        }
+                        Ok(if deletes { Write::PutThenDelete(new) } else { Write::Put(new) })
                     })
                 },
             )
-            .await?;
-        if let (Some(before), Some(reservation), false) = (before, reservation, request.dry_run) {
-            reservation.keep();
-            self.services.release(&before, (!written.deleted).then_some(&written.object));
+            .await;
+        match (reservation, &written) {
+            (Some(reservation), Ok(written)) => {
+                reservation.settle((!written.deleted).then_some(&written.object));
+            }
+            (Some(reservation), Err(error)) => reservation.fail(error),
+            (None, _) => {}
         }
-        Ok((written.object, warnings))
+        Ok((written?.object, warnings))
     }
 
     /// The service account of a pod, which is the same for as long as the pod lives.

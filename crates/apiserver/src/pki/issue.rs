@@ -12,7 +12,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use yasna::models::ObjectIdentifier;
 use yasna::{DERWriter, DERWriterSeq, Tag};
 
-use super::{Error, Pki, Result};
+use super::{Authority, Error, Result};
 use crate::certificates::Request;
 
 /// For machines whose clocks are a little behind.
@@ -35,7 +35,7 @@ const ALGORITHMS: [(&SignatureAlgorithm, &[u64], bool); 6] = [
 const KEY_USAGES: [(&str, u8); 2] = [("digital signature", 0x80), ("key encipherment", 0x20)];
 const PURPOSES: [(&str, u64); 2] = [("server auth", 1), ("client auth", 2)];
 
-impl Pki {
+impl Authority {
     /// A certificate of the CA for what was asked for, in PEM. `usages`: those that the request's
     /// signer has checked.
     pub(crate) fn issue(
@@ -45,7 +45,7 @@ impl Pki {
         life: Duration,
     ) -> Result<String> {
         let failed = |source| Error::Make { name: wanted.common_name.clone(), source };
-        let (_, ca) = X509Certificate::from_der(self.ca.der())
+        let (_, ca) = X509Certificate::from_der(self.certificate.der())
             .map_err(|_| failed(rcgen::Error::CouldNotParseCertificate))?;
         let key = self.issuer.key();
         let algorithm =
@@ -97,13 +97,12 @@ fn algorithm_identifier(writer: DERWriter<'_>, oid: &[u64], has_null: bool) {
     });
 }
 
-/// From when and until when, in seconds; never longer than the CA.
+/// From when and until when, in seconds; never longer than the CA, however long is asked for.
 fn validity(now: SystemTime, life: Duration, ca_until: u64) -> (u64, u64) {
-    let (now, backdate) =
-        (now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(), BACKDATE.as_secs());
-    let until = now.saturating_add(life.as_secs());
-    let until = if life < SHORT { until } else { until.saturating_sub(backdate) };
-    (now.saturating_sub(backdate), until.min(ca_until))
+    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let backdate = if life < SHORT { 0 } else { BACKDATE.as_secs() };
+    let until = now.saturating_add(life.as_secs()).saturating_sub(backdate);
+    (now.saturating_sub(BACKDATE.as_secs()), until.min(ca_until))
 }
 
 /// A time in DER: with two digits of the year until 2049, with four from then on.

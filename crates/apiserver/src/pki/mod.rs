@@ -1,8 +1,12 @@
-//! The cluster's certificates: one CA, and what it signs. Made at the first start, used again
+//! The cluster's certificates: two CAs, and what they sign. Made at the first start, used again
 //! at the next one, made anew when expired or when the names in them no longer fit.
 //! The binary asks for identities; `server` and `kubelet` read them.
 //!
-//! Current limitations: one CA for clients and servers; no revocation, no rotation while running.
+//! Certificates with which nodes serve have a CA of their own, which nothing but this server's calls
+//! to nodes trusts: whatever a node gets signed, it cannot pass for the apiserver with it.
+//!
+//! Current limitations: one CA for clients and for this server; no revocation, no rotation while
+//! running.
 
 mod certificate;
 mod files;
@@ -54,6 +58,8 @@ pub enum Error {
     },
 }
 
+const KUBELET_SERVING_CA: &str = "kubelet-serving-ca";
+
 /// The result of a call to this module.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -66,20 +72,16 @@ pub struct Identity {
     pub key: PathBuf,
 }
 
-/// A directory of certificates and the CA that signs them.
-pub struct Pki {
-    dir: PathBuf,
-    ca: Certificate,
+/// A CA with its key.
+pub(crate) struct Authority {
+    certificate: Certificate,
     issuer: Issuer<'static, KeyPair>,
 }
 
-impl Pki {
-    /// Opens the directory; makes it, the CA (`ca.crt`, `ca.key`) and the service-account
-    /// signing key (`sa.key`, `sa.pub`) when they are absent or expired.
-    pub fn open(dir: &Path) -> Result<Pki> {
-        files::create_private_dir(dir)?;
-        let _guard = lock(dir)?;
-        let (certificate, key) = (dir.join("ca.crt"), dir.join("ca.key"));
+impl Authority {
+    /// Reads `STEM.crt` and `STEM.key`; makes them when they are absent or expired.
+    fn open(dir: &Path, stem: &str, name: &str) -> Result<Authority> {
+        let (certificate, key) = (dir.join(format!("{stem}.crt")), dir.join(format!("{stem}.key")));
         let existing = match Certificate::load(&certificate)? {
             Some(ca) if ca.is_current() => Some((ca, files::load_key(&key)?)),
             _ => None,
@@ -94,8 +96,8 @@ impl Pki {
                 });
             }
             None => {
-                let signing_key = generate("kubernetes")?;
-                let pem = certificate::self_signed("kubernetes", &signing_key)?;
+                let signing_key = generate(name)?;
+                let pem = certificate::self_signed(name, &signing_key)?;
                 files::write_atomically(&key, signing_key.serialize_pem().as_bytes(), 0o600)?;
                 files::write_atomically(&certificate, pem.as_bytes(), 0o644)?;
                 tracing::info!(path = %certificate.display(), "made a certificate authority");
@@ -103,10 +105,45 @@ impl Pki {
             }
         };
         let issuer = Issuer::from_ca_cert_der(&ca.der().into(), signing_key)
-            .map_err(|source| Error::Make { name: "kubernetes".into(), source })?;
-        let pki = Pki { dir: dir.to_owned(), ca, issuer };
+            .map_err(|source| Error::Make { name: name.into(), source })?;
+        Ok(Authority { certificate: ca, issuer })
+    }
+}
+
+/// A directory of certificates and the CAs that sign them.
+pub struct Pki {
+    dir: PathBuf,
+    cluster: Authority,
+    kubelet_serving: Authority,
+}
+
+impl Pki {
+    /// Opens the directory; makes the CAs (`ca.crt`, `ca.key`, `kubelet-serving-ca.crt`,
+    /// `kubelet-serving-ca.key`) and the service-account signing key (`sa.key`, `sa.pub`) when they
+    /// are absent or expired.
+    pub fn open(dir: &Path) -> Result<Pki> {
+        files::create_private_dir(dir)?;
+        let _guard = lock(dir)?;
+        let cluster = Authority::open(dir, "ca", "kubernetes")?;
+        let kubelet_serving = Authority::open(dir, KUBELET_SERVING_CA, "kubelet-serving-ca")?;
+        let pki = Pki { dir: dir.to_owned(), cluster, kubelet_serving };
         pki.make_signing_key()?;
         Ok(pki)
+    }
+
+    /// The CA of clients and of this server.
+    pub(crate) fn cluster(&self) -> &Authority {
+        &self.cluster
+    }
+
+    /// The CA of the nodes' serving certificates.
+    pub(crate) fn kubelet_serving(&self) -> &Authority {
+        &self.kubelet_serving
+    }
+
+    /// The certificate file of the CA of the nodes' serving certificates.
+    pub fn kubelet_serving_ca_file(&self) -> PathBuf {
+        self.dir.join(format!("{KUBELET_SERVING_CA}.crt"))
     }
 
     /// The CA's certificate file.
@@ -116,7 +153,7 @@ impl Pki {
 
     /// The CA's certificate in PEM.
     pub fn ca_pem(&self) -> &str {
-        self.ca.pem()
+        self.cluster.certificate.pem()
     }
 
     /// The serving identity (`apiserver.crt`, `apiserver.key`), good for these DNS names and addresses.
@@ -139,7 +176,7 @@ impl Pki {
             return Ok(identity);
         }
         let key = generate(profile.user)?;
-        let pem = certificate::signed(profile, &key, &self.issuer)?;
+        let pem = certificate::signed(profile, &key, &self.cluster.issuer)?;
         files::write_atomically(&identity.key, key.serialize_pem().as_bytes(), 0o600)?;
         files::write_atomically(&identity.certificate, pem.as_bytes(), 0o644)?;
         tracing::info!(path = %identity.certificate.display(), user = profile.user, "made a certificate");
@@ -154,7 +191,7 @@ impl Pki {
         };
         Ok(certificate.is_current()
             && certificate.belongs_to(&key)
-            && certificate.is_signed_by(&self.ca)
+            && certificate.is_signed_by(&self.cluster.certificate)
             && certificate.fits(profile))
     }
 
@@ -174,6 +211,12 @@ impl Pki {
         files::write_atomically(&self.dir.join("sa.pub"), public.as_bytes(), 0o644)?;
         files::write_atomically(&path, key.serialize_pem().as_bytes(), 0o600)
     }
+}
+
+/// The DNS names and addresses of a certificate in a PEM file.
+pub(crate) fn names(path: &Path) -> Result<Vec<String>> {
+    let absent = || Error::Invalid { path: path.to_owned(), reason: "is gone".into() };
+    Ok(Certificate::load(path)?.ok_or_else(absent)?.names())
 }
 
 /// The certificates of a PEM file, as text; at least one.

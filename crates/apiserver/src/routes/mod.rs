@@ -13,6 +13,7 @@ mod proxy;
 mod request;
 mod respond;
 mod reviews;
+mod served;
 mod system;
 #[cfg(test)]
 mod tests;
@@ -25,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use hyper::body::Incoming;
 use hyper::http::request::Parts;
-use hyper::{HeaderMap, Method, Request, header};
+use hyper::{HeaderMap, Request, header};
 use longshore_base::budget::Holder;
 use longshore_base::panics;
 use tokio::time::timeout;
@@ -36,10 +37,11 @@ use self::limits::Limits;
 use self::metrics::Metrics;
 use self::request::{RequestLine, ResourcePath};
 use self::respond::{Answer, Result, View};
+use self::served::Route;
 use crate::RequestLimits;
 use crate::auth::{Authenticator, User};
-use crate::authz::{self, Access, ResourceTarget, Target};
-use crate::facts::{self, Resource};
+use crate::authz::{self, Access, Target};
+use crate::facts::{self, Resource, Subresource};
 use crate::gates::FeatureGates;
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
@@ -69,6 +71,7 @@ struct Call<'a> {
     line: &'a RequestLine,
     path: &'a ResourcePath,
     resource: &'static Resource,
+    subresource: Option<&'static Subresource>,
     /// The request but for its body: its headers, and the way to its connection.
     head: Parts,
     /// `None` once it has been read.
@@ -118,8 +121,8 @@ impl Router {
         line: &RequestLine,
         mut request: Request<Incoming>,
     ) -> Result {
-        let (user, holder) = match self.admit(peer, line, request.headers_mut()).await {
-            Ok(caller) => caller,
+        let (user, holder, route) = match self.admit(peer, line, &mut request).await {
+            Ok(admitted) => admitted,
             Err(error) => {
                 drain(request.into_body()).await;
                 return Err(error);
@@ -133,58 +136,52 @@ impl Router {
             }
         };
         let (head, body) = request.into_parts();
-        let answer = match &line.resource {
-            None => timeout(REQUEST_TIMEOUT, self.system(line, &head.headers)).await,
-            Some(path) => {
-                let resource = facts::lookup(&path.group, &path.version, &path.resource)
-                    .ok_or_else(StatusError::no_such_path)?;
-                let (holder, body) = (holder.clone(), Some(body));
-                let call =
-                    Call { user: &user, holder, verb: line.verb, line, path, resource, head, body };
+        let answer = match (&line.resource, route) {
+            (Some(path), Some(route)) => {
+                let call = Call {
+                    user: &user,
+                    holder: holder.clone(),
+                    verb: line.verb,
+                    line,
+                    path,
+                    resource: route.resource,
+                    subresource: route.subresource,
+                    head,
+                    body: Some(body),
+                };
                 timeout(REQUEST_TIMEOUT, self.dispatch(call)).await
             }
+            _ => timeout(REQUEST_TIMEOUT, self.system(line, &head.headers)).await,
         };
         let mut answer = self.limits.count(&holder, line.verb, answer.map_err(|_| too_long())??)?;
         answer.body_mut().hold(Some(place));
         Ok(answer)
     }
 
-    /// Who asks, and may. The connection is authorized with the request.
+    /// Who asks, for something that is served, and may. The connection is authorized with the request.
     async fn admit(
         &self,
         peer: &Peer,
         line: &RequestLine,
-        headers: &mut HeaderMap,
-    ) -> Result<(User, Holder)> {
-        let caller = self.authenticator.caller(&peer.verdict, headers).await;
+        request: &mut Request<Incoming>,
+    ) -> Result<(User, Holder, Option<Route>)> {
+        let caller = self.authenticator.caller(&peer.verdict, request.headers_mut()).await;
         if caller.as_ref().map_or_else(|error| error.code == 401, User::is_anonymous) {
             peer.unauthenticated();
         }
-        let user = self.effective(caller?, headers).await?;
+        let user = self.effective(caller?, request.headers()).await?;
+        let route = line.resource.as_ref().map(|path| served::route(path, request.method()));
+        let route = route.transpose()?;
         self.authorize(&user, line.verb, line).await?;
         let holder = limits::holder(&user);
         if !user.is_anonymous() && !peer.authorize(&holder) {
             return Err(limits::too_many());
         }
-        Ok((user, holder))
+        Ok((user, holder, route))
     }
 
     async fn authorize(&self, user: &User, verb: &str, line: &RequestLine) -> Result<()> {
-        let fields;
-        let target = match &line.resource {
-            None => Target::Path(&line.path),
-            Some(path) => {
-                fields = line.query.get("fieldSelector").map(equalities).unwrap_or_default();
-                Target::Resource(ResourceTarget {
-                    group: &path.group,
-                    resource: &path.resource,
-                    subresource: &path.subresource,
-                    namespace: &path.namespace,
-                    name: &path.name,
-                    fields: &fields,
-                })
-            }
-        };
+        let target = line.target();
         let access = Access { user, verb, target };
         let Err(reason) = self.api.is_allowed(&access).await? else {
             return Ok(());
@@ -197,36 +194,25 @@ impl Router {
             "refused a request"
         );
         let message = authz::forbidden_message(&access, &reason);
-        Err(match &line.resource {
+        let Target::Resource(target) = target else {
+            return Err(StatusError::forbidden_path(&message));
+        };
+        let version = line.resource.as_ref().map_or("", |path| &path.version);
+        Err(match facts::lookup(target.group, version, target.resource) {
+            Some(resource) => StatusError::forbidden(resource, target.name, &message),
             None => StatusError::forbidden_path(&message),
-            Some(path) => match facts::lookup(&path.group, &path.version, &path.resource) {
-                Some(resource) => StatusError::forbidden(resource, &path.name, &message),
-                None => StatusError::forbidden_path(&message),
-            },
         })
     }
 
+    /// Hands a request that is served ([`served`]) to whoever carries it out.
     async fn dispatch(&self, call: Call<'_>) -> Result {
-        let is_stored = !call.resource.storage.is_empty();
-        if !call.path.subresource.is_empty() {
-            return self.subresource(call).await;
+        if let Some(subresource) = call.subresource {
+            return self.subresource(call, subresource).await;
         }
-        if !call.resource.allows(call.verb) {
-            return Err(StatusError::method_not_allowed(call.resource, call.verb));
-        }
-        let is_unscoped = call.resource.namespaced && call.path.namespace.is_empty();
         match call.verb {
-            "create" if !is_stored => self.review(call).await,
+            "create" if call.resource.storage.is_empty() => self.review(call).await,
             "list" => self.list(call).await,
             "watch" => self.watch(call).await,
-            // Only lists and watches go across namespaces.
-            "create" if !call.path.name.is_empty() => {
-                Err(StatusError::method_not_allowed(call.resource, call.verb))
-            }
-            "update" | "patch" if call.path.name.is_empty() => {
-                Err(StatusError::method_not_allowed(call.resource, call.verb))
-            }
-            _ if is_unscoped => Err(StatusError::method_not_allowed(call.resource, call.verb)),
             "get" => self.get(call).await,
             "create" => self.create(call).await,
             "update" | "patch" => self.update(call).await,
@@ -236,16 +222,7 @@ impl Router {
         }
     }
 
-    async fn subresource(&self, call: Call<'_>) -> Result {
-        let subresource = call
-            .resource
-            .subresource(&call.path.subresource)
-            .ok_or_else(StatusError::no_such_path)?;
-        // OPTIONS has no verb, and is for whom the path leads to.
-        let is_handed_on = subresource.name == "proxy" && call.head.method == Method::OPTIONS;
-        if !subresource.verbs.contains(&call.verb) && !is_handed_on {
-            return Err(StatusError::method_not_allowed(call.resource, call.verb));
-        }
+    async fn subresource(&self, call: Call<'_>, subresource: &'static Subresource) -> Result {
         match (subresource.name, call.verb) {
             ("status" | "approval" | "ephemeralcontainers" | "resize", "get") => {
                 self.get(call).await
@@ -275,18 +252,6 @@ async fn contained(request: impl Future<Output = Result>) -> Result {
 
 fn too_long() -> StatusError {
     StatusError::timeout("request did not complete within the allotted timeout")
-}
-
-/// The `field=value` terms of a selector, for the authorizer.
-fn equalities(selector: &str) -> Vec<(String, String)> {
-    selector
-        .split(',')
-        .filter(|term| !term.contains("!="))
-        .filter_map(|term| term.split_once('='))
-        .map(|(field, value)| {
-            (field.trim().to_owned(), value.trim_start_matches('=').trim().to_owned())
-        })
-        .collect()
 }
 
 impl Call<'_> {

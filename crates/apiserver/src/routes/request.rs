@@ -1,9 +1,12 @@
-//! What a request's line asks for: verb, resource and query.
+//! What a request's line asks for: verb, resource and query, read as upstream's `RequestInfo` is
+//! (`apiserver/pkg/endpoints/request/requestinfo.go`). Whether that is served is for [`super::served`].
 
 use hyper::{Method, Uri};
 use percent_encoding::percent_decode_str;
 
+use crate::authz::{ResourceTarget, Target};
 use crate::registry::is_path_segment;
+use crate::selector::{FieldSelector, equalities};
 use crate::status::StatusError;
 
 /// A request line, understood.
@@ -14,11 +17,26 @@ pub(super) struct RequestLine {
     /// `None`: no resource, the path says it all.
     pub(super) resource: Option<ResourcePath>,
     pub(super) query: Query,
+    /// What the field selector of a list, a watch or a deletecollection asks to be equal.
+    fields: Vec<(String, String)>,
+}
+
+/// Where a path has its resource.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// Right below the version: a resource of the cluster, or one of all namespaces.
+    #[default]
+    Cluster,
+    /// Below `namespaces/NAME/`.
+    Namespace,
 }
 
 /// The parts of a resource's path; empty where not given.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ResourcePath {
+    pub(super) scope: Scope,
+    /// Whether the path begins with `watch/`, the old form of `?watch=1`.
+    pub(super) is_watch: bool,
     pub(super) group: String,
     pub(super) version: String,
     pub(super) namespace: String,
@@ -57,9 +75,16 @@ impl Query {
         self.0.iter().any(|(key, _)| key == name)
     }
 
+    /// Whether a parameter that is true or false is true, which an empty value is too.
     pub(super) fn flag(&self, name: &str) -> bool {
-        self.get(name)
-            .is_some_and(|value| !matches!(value.to_ascii_lowercase().as_str(), "0" | "false"))
+        self.all(name)
+            .next()
+            .is_some_and(|value| value != "0" && !value.eq_ignore_ascii_case("false"))
+    }
+
+    fn set(&mut self, name: &str, value: String) {
+        self.0.retain(|(key, _)| key != name);
+        self.0.push((name.to_owned(), value));
     }
 
     pub(super) fn number<T: std::str::FromStr>(
@@ -92,35 +117,71 @@ impl Query {
 impl RequestLine {
     pub(super) fn parse(method: &Method, uri: &Uri) -> Result<RequestLine, StatusError> {
         let path = uri.path();
-        let query = Query::parse(uri.query());
-        let mut resource = split(path)?;
-        let verb = match &mut resource {
+        let mut query = Query::parse(uri.query());
+        let resource = split(path)?;
+        let verb = match &resource {
             Some(resource) => resource_verb(method, resource, &query),
             None => path_verb(method),
         };
-        // The one name that a selector asks for is what the caller must be allowed to see.
-        if let (Some(resource), "list" | "watch") = (&mut resource, verb)
-            && let Some(name) = query.get("fieldSelector").and_then(selected_name)
+        let is_old_watch = resource.as_ref().is_some_and(|resource| resource.is_watch);
+        let fields = match (verb, query.get("fieldSelector")) {
+            // A selector that cannot be read is refused later, and narrows nothing until then.
+            ("list" | "watch" | "deletecollection", Some(text)) if !is_old_watch => {
+                equalities(text).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        };
+        if let Some(name) =
+            resource.as_ref().map(|resource| &resource.name).filter(|name| !name.is_empty())
+            && is_old_watch
         {
-            resource.name = name;
+            query.set("fieldSelector", FieldSelector::of_name(name));
         }
-        Ok(RequestLine { verb, path: path.to_owned(), resource, query })
+        Ok(RequestLine { verb, path: path.to_owned(), resource, query, fields })
+    }
+
+    /// What is to be authorized.
+    pub(super) fn target(&self) -> Target<'_> {
+        let Some(path) = &self.resource else {
+            return Target::Path(&self.path);
+        };
+        Target::Resource(ResourceTarget {
+            group: &path.group,
+            resource: &path.resource,
+            subresource: &path.subresource,
+            namespace: &path.namespace,
+            name: match path.name.as_str() {
+                "" => self.selected_name(),
+                name => name,
+            },
+            fields: &self.fields,
+        })
+    }
+
+    /// The one name that the selector of a list or a watch asks for: what the caller must be allowed to see.
+    fn selected_name(&self) -> &str {
+        let mut fields = self.fields.iter().filter(|_| matches!(self.verb, "list" | "watch"));
+        let name = fields.find(|(field, _)| field == "metadata.name");
+        name.map(|(_, name)| name.as_str()).filter(|name| is_path_segment(name)).unwrap_or_default()
     }
 }
 
 fn path_verb(method: &Method) -> &'static str {
     match *method {
-        Method::GET | Method::HEAD => "get",
+        Method::GET => "get",
+        Method::HEAD => "head",
         Method::POST => "post",
         Method::PUT => "put",
         Method::PATCH => "patch",
         Method::DELETE => "delete",
+        Method::OPTIONS => "options",
         _ => "",
     }
 }
 
 fn resource_verb(method: &Method, resource: &ResourcePath, query: &Query) -> &'static str {
     match (method, resource.name.is_empty()) {
+        _ if resource.is_watch => "watch",
         (&Method::GET | &Method::HEAD, false) => "get",
         (&Method::GET | &Method::HEAD, true) if query.flag("watch") => "watch",
         (&Method::GET | &Method::HEAD, true) => "list",
@@ -133,20 +194,10 @@ fn resource_verb(method: &Method, resource: &ResourcePath, query: &Query) -> &'s
     }
 }
 
-/// The name in `metadata.name=x`; a full reading of the selector comes later and must agree.
-fn selected_name(selector: &str) -> Option<String> {
-    let mut names = selector.split(',').filter_map(|term| {
-        let (field, value) = term.split_once('=')?;
-        (field.trim() == "metadata.name").then(|| value.trim_start_matches('=').trim())
-    });
-    names.next().filter(|name| is_path_segment(name)).map(str::to_owned)
-}
-
 /// `None` for a path that is no resource's.
 fn split(path: &str) -> Result<Option<ResourcePath>, StatusError> {
     let (path, below) = split_proxied(path);
-    let trimmed = path.strip_prefix('/').unwrap_or(path);
-    let trimmed = trimmed.strip_suffix('/').unwrap_or(trimmed);
+    let trimmed = path.strip_prefix('/').unwrap_or(path).trim_end_matches('/');
     let (group, rest) = match trimmed.split_once('/') {
         Some(("api", rest)) => (String::new(), rest),
         Some(("apis", rest)) => match rest.split_once('/') {
@@ -160,9 +211,14 @@ fn split(path: &str) -> Result<Option<ResourcePath>, StatusError> {
     };
     let mut parts = rest.split('/').map(decode).collect::<Result<Vec<String>, StatusError>>()?;
     let mut resource = ResourcePath { group, version: decode(version)?, ..ResourcePath::default() };
+    if parts[0] == "watch" && parts.len() > 1 {
+        resource.is_watch = true;
+        parts.remove(0);
+    }
     if parts[0] == "namespaces" && parts.len() > 1 {
         resource.namespace = parts[1].clone();
         if parts.len() > 2 && !matches!(parts[2].as_str(), "status" | "finalize") {
+            resource.scope = Scope::Namespace;
             parts.drain(..2);
         }
     }
@@ -198,6 +254,9 @@ pub(super) fn split_proxied(path: &str) -> (&str, &str) {
 }
 
 fn decode(segment: &str) -> Result<String, StatusError> {
+    if segment.is_empty() {
+        return Err(StatusError::no_such_path());
+    }
     let decoded = percent_decode_str(segment).decode_utf8();
     match decoded {
         Ok(text) if is_path_segment(&text) => Ok(text.into_owned()),

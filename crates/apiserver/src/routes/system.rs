@@ -19,7 +19,7 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Router {
     pub(super) async fn system(&self, line: &RequestLine, headers: &HeaderMap) -> Result {
-        if line.verb != "get" {
+        if !matches!(line.verb, "get" | "head") {
             return Err(StatusError::no_such_path());
         }
         let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());

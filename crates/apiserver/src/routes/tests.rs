@@ -1,28 +1,42 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use hyper::{Method, Uri};
 use proptest::prelude::*;
 
 use super::request::RequestLine;
+use super::served;
+use crate::authz::Target;
+use crate::facts::RESOURCES;
 
-fn parse(method: Method, uri: &str) -> Result<RequestLine, u16> {
-    RequestLine::parse(&method, &uri.parse::<Uri>().unwrap()).map_err(|error| error.code)
+fn parse(method: &Method, uri: &str) -> Result<RequestLine, u16> {
+    RequestLine::parse(method, &uri.parse::<Uri>().unwrap()).map_err(|error| error.code)
 }
 
-/// `verb group/version namespace resource name subresource`, `-` for what is empty.
-fn line(method: Method, uri: &str) -> String {
+/// `verb group/version namespace resource name subresource`, `-` for what is empty: what is to be
+/// authorized.
+fn line(method: &Method, uri: &str) -> String {
     let line = match parse(method, uri) {
         Ok(line) => line,
         Err(code) => return code.to_string(),
     };
-    let Some(path) = line.resource else {
+    let (Target::Resource(target), Some(path)) = (line.target(), &line.resource) else {
         return format!("{} {}", line.verb, line.path);
     };
     let show = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
-    let parts = [&path.namespace, &path.resource, &path.name, &path.subresource]
-        .map(|part| show(part))
-        .join(" ");
-    format!("{} {}/{} {parts}", line.verb, show(&path.group), path.version)
+    let parts =
+        [target.namespace, target.resource, target.name, target.subresource].map(show).join(" ");
+    format!("{} {}/{} {parts}", line.verb, show(target.group), path.version)
+}
+
+/// 200 for what is served, or the code of the refusal before anything is authorized.
+fn served(method: &Method, uri: &str) -> u16 {
+    let line = match parse(method, uri) {
+        Ok(line) => line,
+        Err(code) => return code,
+    };
+    line.resource.map_or(200, |path| served::route(&path, method).map_or_else(|e| e.code, |_| 200))
 }
 
 #[test]
@@ -51,7 +65,28 @@ fn request_lines() {
         (Method::GET, "/api/v1/namespaces/a/pods/b%20c", "get -/v1 a pods b c -"),
         (Method::GET, "/api/v1/namespaces/a/pods/b%2Fc", "400"),
         (Method::GET, "/api/v1/namespaces/a/pods/..", "400"),
-        (Method::GET, "/api/v1/namespaces//pods", "400"),
+        (Method::GET, "/api/v1/namespaces//pods", "404"),
+        (Method::GET, "/api/v1//pods", "404"),
+        (Method::GET, "/api/v1/namespaces/a/pods///", "list -/v1 a pods - -"),
+        (Method::GET, "/api/v1/%6eamespaces/a/pods", "list -/v1 a pods - -"),
+        (Method::DELETE, "/api/v1/namespaces/a/namespaces/b", "delete -/v1 a namespaces b -"),
+        (Method::GET, "/api/v1/pods?watch", "watch -/v1 - pods - -"),
+        (Method::GET, "/api/v1/pods?watch=", "watch -/v1 - pods - -"),
+        (Method::GET, "/api/v1/pods?watch=FALSE", "list -/v1 - pods - -"),
+        (Method::GET, "/api/v1/watch/pods", "watch -/v1 - pods - -"),
+        (Method::GET, "/api/v1/watch/namespaces/a/pods/b", "watch -/v1 a pods b -"),
+        (Method::GET, "/api/v1/watch/namespaces/a", "watch -/v1 a namespaces a -"),
+        (Method::GET, "/api/v1/watch", "list -/v1 - watch - -"),
+        (
+            Method::GET,
+            "/api/v1/watch/pods?fieldSelector=metadata.name%3Dx",
+            "watch -/v1 - pods - -",
+        ),
+        (
+            Method::DELETE,
+            "/api/v1/namespaces/a/pods?fieldSelector=metadata.name%3Dx",
+            "deletecollection -/v1 a pods - -",
+        ),
         (Method::GET, "/api/v1/namespaces/a/pods/b/log/c", "404"),
         (Method::GET, "/api/v1/nodes/n1/proxy", "get -/v1 - nodes n1 proxy"),
         (Method::POST, "/api/v1/nodes/n1:10250/proxy/", "create -/v1 - nodes n1:10250 proxy"),
@@ -67,8 +102,10 @@ fn request_lines() {
         (Method::GET, "/api/v1/namespaces/a/configmaps/b/proxy/x", "404"),
         (Method::GET, "/api/v1/nodes/../proxy/a", "400"),
         (Method::OPTIONS, "/api/v1/pods", " -/v1 - pods - -"),
+        (Method::HEAD, "/healthz", "head /healthz"),
+        (Method::OPTIONS, "/healthz", "options /healthz"),
     ] {
-        assert_eq!(line(method, uri), expected, "{uri}");
+        assert_eq!(line(&method, uri), expected, "{uri}");
     }
 }
 
@@ -80,7 +117,7 @@ fn what_a_node_is_asked_is_left_as_it_is() {
         ("/api/v1/nodes/n1/proxy/logs/", "logs/"),
         ("/api/v1/nodes/n1/proxy//logs/%2e%2e/a?b=c", "logs/%2e%2e/a"),
     ] {
-        let line = parse(Method::GET, uri).unwrap();
+        let line = parse(&Method::GET, uri).unwrap();
         assert_eq!(line.resource.unwrap().below, expected, "{uri}");
     }
 }
@@ -96,11 +133,125 @@ async fn a_panic_ends_its_request_alone() {
     assert_eq!(fine.err().unwrap().code, 504);
 }
 
+/// Finding 4: what a selector means must be the same to who authorizes and to who lists. With an
+/// escaped comma `type!=a\,metadata.name=b` asks for all but one, not for one.
+#[test]
+fn a_selector_is_authorized_for_what_it_selects() {
+    for (selector, name, fields) in [
+        ("metadata.name%3Dx", "x", "metadata.name=x"),
+        ("metadata.name%3D%3Dx,type%3Dy", "x", "metadata.name=x type=y"),
+        ("type!%3Da%5C,metadata.name%3Dx", "", ""),
+        ("type!%3Da%5C%5C,metadata.name%3Dx", "x", "metadata.name=x"),
+        ("type%3Da%5C,metadata.name%5C%3Dx", "", "type=a,metadata.name=x"),
+        ("metadata.name%3Dx,type!%3Da%3Db", "", ""),
+        ("metadata.name%20%3Dx", "", "metadata.name =x"),
+        ("metadata.name%3D..", "", "metadata.name=.."),
+    ] {
+        let uri = format!("/api/v1/namespaces/a/secrets?fieldSelector={selector}");
+        let line = parse(&Method::GET, &uri).unwrap();
+        let Target::Resource(target) = line.target() else { panic!("{uri}") };
+        let shown: Vec<String> = target.fields.iter().map(|(f, v)| format!("{f}={v}")).collect();
+        assert_eq!((target.name, shown.join(" ").as_str()), (name, fields), "{selector}");
+    }
+}
+
+/// Resources of upstream's groups that this server does not have.
+const ABSENT: [&str; 6] = [
+    "bindings",
+    "componentstatuses",
+    "limitranges",
+    "podcertificaterequests",
+    "podtemplates",
+    "resourcequotas",
+];
+
+/// Upstream's paths and methods, but for those of [`ABSENT`] resources.
+fn upstreams_paths() -> BTreeMap<&'static str, Vec<&'static str>> {
+    let lines = include_str!("../../tests/data/paths-1.36.txt").lines();
+    let lines = lines.filter(|line| !line.starts_with('#'));
+    let paths = lines.map(|line| line.split_once(' ').expect("path and methods"));
+    let is_absent = |path: &str| path.split('/').any(|part| ABSENT.contains(&part));
+    paths
+        .filter(|(path, _)| !is_absent(path))
+        .map(|(path, methods)| (path, methods.split(',').collect()))
+        .collect()
+}
+
+/// CVE-2019-11247: the served set of paths is exactly upstream's, for every resource, scope,
+/// subresource and method.
+#[test]
+fn served_paths_are_exactly_upstreams() {
+    let upstreams = upstreams_paths();
+    let subresources: BTreeSet<&str> = RESOURCES
+        .iter()
+        .flat_map(|r| r.subresources.iter().map(|subresource| subresource.name))
+        .chain(["namespaces", "nodes", "nothing", "pods", "watch"])
+        .collect();
+    let resources: BTreeSet<&str> = RESOURCES
+        .iter()
+        .map(|r| r.plural)
+        .chain(ABSENT)
+        .chain(["finalize", "nothing", "proxy", "status", "watch"])
+        .collect();
+    let versions: BTreeSet<String> = RESOURCES
+        .iter()
+        .map(|r| match r.group {
+            "" => format!("/api/{}", r.version),
+            group => format!("/apis/{group}/{}", r.version),
+        })
+        .chain(["/api/v2", "/apis/apps/v1", "/apis/v1/v1"].map(str::to_owned))
+        .collect();
+    let mut templates: Vec<String> = Vec::new();
+    for version in &versions {
+        for prefix in ["", "/watch", "/proxy"] {
+            for scope in ["", "/namespaces/{namespace}"] {
+                let base = format!("{version}{prefix}{scope}");
+                for resource in &resources {
+                    templates.push(format!("{base}/{resource}"));
+                    templates.push(format!("{base}/{resource}/{{name}}"));
+                    for subresource in &subresources {
+                        templates.push(format!("{base}/{resource}/{{name}}/{subresource}"));
+                    }
+                    for below in ["proxy", "status"] {
+                        templates.push(format!("{base}/{resource}/{{name}}/{below}/{{path}}"));
+                    }
+                }
+            }
+        }
+    }
+    let mut found = BTreeSet::new();
+    for template in &templates {
+        // a namespace's own path has its name where the others have theirs
+        let template = template.replace("/namespaces/{name}", "/namespaces/{namespace}");
+        let methods = upstreams.get(template.as_str());
+        let uri =
+            template.replace("{namespace}", "a").replace("{name}", "b").replace("{path}", "c/d");
+        const METHODS: [&str; 9] =
+            ["GET", "DELETE", "HEAD", "POST", "PUT", "PATCH", "OPTIONS", "TRACE", "BREW"];
+        // Where nothing is served the method is not looked at.
+        for method in if methods.is_some() { &METHODS[..] } else { &METHODS[..2] } {
+            let expected = match methods {
+                None => 404,
+                Some(methods) if methods.contains(method) => 200,
+                Some(_) => 405,
+            };
+            let code = served(&method.parse().unwrap(), &uri);
+            assert_eq!(code, expected, "{method} {uri} ({template})");
+        }
+        found.extend(upstreams.get_key_value(template.as_str()).map(|(path, _)| *path));
+    }
+    let missed: Vec<_> = upstreams.keys().filter(|path| !found.contains(*path)).collect();
+    assert!(missed.is_empty(), "not tried: {missed:?}");
+    assert!(templates.len() > 10_000 && upstreams.len() > 150, "{}", upstreams.len());
+}
+
 proptest! {
     #[test]
     fn no_line_is_too_odd(path in "/(api|apis/g|x)(/[a-z%./0-9]{0,12}){0,6}", query in "[a-zA-Z%=&!,]{0,30}") {
         if let Ok(uri) = format!("{path}?{query}").parse::<Uri>() {
-            let _ = RequestLine::parse(&Method::GET, &uri);
+            if let Ok(RequestLine { resource: Some(path), .. }) = RequestLine::parse(&Method::GET, &uri) {
+                let _ = served::route(&path, &Method::GET);
+            }
         }
     }
 }

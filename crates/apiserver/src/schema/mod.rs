@@ -16,6 +16,7 @@ mod prepare;
 mod protobuf;
 mod qos;
 pub(crate) mod quantity;
+pub(crate) mod service;
 mod validate;
 pub(crate) mod value;
 

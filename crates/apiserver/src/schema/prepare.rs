@@ -306,6 +306,7 @@ fn keep_allocated(service: &mut Map<String, Value>, old: &Value) {
         }
     }
     if matches!(kind.as_str(), "NodePort" | "LoadBalancer")
+        && matches!(text(&old["type"]), "NodePort" | "LoadBalancer")
         && spec.get("allocateLoadBalancerNodePorts") != Some(&json!(false))
     {
         for port in items_mut(spec.get_mut("ports")) {
@@ -318,7 +319,9 @@ fn keep_allocated(service: &mut Map<String, Value>, old: &Value) {
             }
         }
     }
-    if text(&old["externalTrafficPolicy"]) == "Local"
+    if text(&old["type"]) == "LoadBalancer"
+        && kind == "LoadBalancer"
+        && text(&old["externalTrafficPolicy"]) == "Local"
         && spec.get("externalTrafficPolicy") == Some(&json!("Local"))
     {
         let given = old["healthCheckNodePort"].clone();

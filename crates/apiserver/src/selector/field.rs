@@ -90,19 +90,19 @@ impl FieldSelector {
     /// Reads a selector; 400 when it cannot, or when the resource does not offer a field.
     pub fn parse(resource: &Resource, text: &str) -> Result<Self, StatusError> {
         let mut terms = Vec::new();
-        for term in split_terms(text) {
-            let unknown = || {
-                StatusError::bad_request(format!(
-                    "invalid selector: '{text}'; can't understand '{term}'"
-                ))
-            };
+        for term in read_terms(text) {
             super::check_count(terms.len()).map_err(StatusError::bad_request)?;
-            let (name, equal, value) = split_term(term).ok_or_else(unknown)?;
-            let value = unescape(value).map_err(StatusError::bad_request)?.into_owned();
-            let field = known(resource, name)?;
-            terms.push(Term { field, equal, value });
+            let (name, equal, value) = term?;
+            terms.push(Term { field: known(resource, name)?, equal, value });
         }
         Ok(Self(terms))
+    }
+
+    /// The text of a selector of one name.
+    #[must_use]
+    pub fn of_name(name: &str) -> String {
+        let escaped = name.replace('\\', "\\\\").replace(',', "\\,").replace('=', "\\=");
+        format!("metadata.name={escaped}")
     }
 
     /// Whether it selects everything.
@@ -128,6 +128,27 @@ impl FieldSelector {
     pub fn matches(&self, object: &Value) -> bool {
         self.0.iter().all(|term| (read(object, term.field) == term.value.as_str()) == term.equal)
     }
+}
+
+/// The `field=value` terms of a selector, whatever its fields are: what a decision about a list may
+/// rely on. It is read by the same rules as for the list itself, escapes included.
+pub fn equalities(text: &str) -> Result<Vec<(String, String)>, StatusError> {
+    let terms: Vec<_> = read_terms(text).collect::<Result<_, _>>()?;
+    let equal = terms.into_iter().filter(|(_, equal, _)| *equal);
+    Ok(equal.map(|(field, _, value)| (field.to_owned(), value)).collect())
+}
+
+/// Field, whether equal, and value of each term; 400 for one that cannot be read.
+fn read_terms(text: &str) -> impl Iterator<Item = Result<(&str, bool, String), StatusError>> {
+    split_terms(text).into_iter().map(move |term| {
+        let (name, equal, value) = split_term(term).ok_or_else(|| {
+            StatusError::bad_request(format!(
+                "invalid selector: '{text}'; can't understand '{term}'"
+            ))
+        })?;
+        let value = unescape(value).map_err(StatusError::bad_request)?.into_owned();
+        Ok((name, equal, value))
+    })
 }
 
 fn known(resource: &Resource, name: &str) -> Result<&'static str, StatusError> {

@@ -3,7 +3,7 @@
 mod field;
 mod label;
 
-pub use field::FieldSelector;
+pub use field::{FieldSelector, equalities};
 pub use label::{LabelSelector, Operator, Requirement};
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! What a cluster has before anybody writes to it: namespaces, what each of them has, and the
 //! service `default/kubernetes`, which leads to this server.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -20,7 +20,15 @@ const CHECK: Duration = Duration::from_secs(10);
 /// Makes what is missing and corrects where `default/kubernetes` leads to.
 pub(crate) async fn run(api: &Api) -> Result<(), StatusError> {
     for service in api.list_all(core("services")?, "").await? {
-        api.services.occupy(&service);
+        let shared = api.services.occupy(&service);
+        if !shared.is_empty() {
+            tracing::error!(
+                namespace = object::namespace(&service),
+                name = object::name(&service),
+                ?shared,
+                "the service holds what another service holds too: delete one of them"
+            );
+        }
     }
     for name in namespaces::SYSTEM {
         let namespace =
@@ -51,6 +59,9 @@ pub(crate) async fn keep(api: &Api, stop: CancellationToken) {
         if let Err(error) = way_in(api).await {
             tracing::warn!(%error, "looking after the service default/kubernetes");
         }
+        if let Err(error) = api.services.repair(&api.registry, Instant::now()).await {
+            tracing::warn!(%error, "looking what became of writes of services");
+        }
     }
 }
 
@@ -69,7 +80,7 @@ async fn service(api: &Api) -> Result<(), StatusError> {
     if api.registry.find(services, "default", NAME).await?.is_some() {
         return Ok(());
     }
-    let mut service = json!({
+    let service = json!({
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {
@@ -89,10 +100,7 @@ async fn service(api: &Api) -> Result<(), StatusError> {
             "sessionAffinity": "None",
         },
     });
-    let reservation = api.services.admit(services, &mut service, None)?;
-    api.ensure(services, service).await?;
-    reservation.keep();
-    Ok(())
+    api.ensure_service(service).await
 }
 
 async fn endpoints(api: &Api) -> Result<(), StatusError> {

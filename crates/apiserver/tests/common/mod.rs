@@ -82,6 +82,7 @@ impl Cluster {
             gates: FeatureGates::default(),
             requests: RequestLimits::default(),
             connections: ConnectionLimits::DEFAULT,
+            plugins: longshore_apiserver::Plugins::default(),
         };
         adapt(&mut config);
         let server = Server::start(config).await.unwrap();

@@ -26,9 +26,9 @@ pub(super) fn service(service: &mut Map<String, Value>) {
     if kind == "LoadBalancer" {
         default_absent(spec, "allocateLoadBalancerNodePorts", true);
     }
+    cluster_ips(spec);
     if kind != "ExternalName" {
         default_absent(spec, "internalTrafficPolicy", "Cluster");
-        cluster_ips(spec);
         families(spec);
     }
     let Some(balancer) = map_mut(service, "status").and_then(|s| map_mut(s, "loadBalancer")) else {

@@ -9,6 +9,7 @@ use super::container::port_number;
 use super::{handlers, immutable, meta, one_of, pod};
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
+use crate::schema::service::{is_external, needs_health_port};
 use crate::schema::value::{is_zero, items, same, text};
 
 const PROTOCOLS: [&str; 3] = ["SCTP", "TCP", "UDP"];
@@ -47,7 +48,9 @@ pub(super) fn service(service: &Value, old: Option<&Value>, causes: &mut Causes)
     for (i, ip) in items(&spec["externalIPs"]).iter().enumerate() {
         endpoint_ip(&path.child("externalIPs").index(i), ip, causes);
     }
-    external_policy(&path.child("externalTrafficPolicy"), spec, causes);
+    external_policy(&path.child("externalTrafficPolicy"), service, causes);
+    health_port(&path.child("healthCheckNodePort"), service, old, causes);
+    load_balancer(&path, spec, old, causes);
     if !is_zero(&spec["internalTrafficPolicy"]) {
         one_of(
             &path.child("internalTrafficPolicy"),
@@ -61,23 +64,86 @@ pub(super) fn service(service: &Value, old: Option<&Value>, causes: &mut Causes)
     }
 }
 
-fn external_policy(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
-    let policy = &spec["externalTrafficPolicy"];
-    if is_zero(policy) {
-        return;
+fn external_policy(path: &Path<'_>, service: &Value, causes: &mut Causes) {
+    let policy = &service["spec"]["externalTrafficPolicy"];
+    match (is_external(service), is_zero(policy)) {
+        (true, _) => one_of(path, policy, &["Cluster", "Local"], causes),
+        (false, true) => {}
+        (false, false) => {
+            causes.invalid(path, policy, "may only be set for externally-accessible services");
+        }
     }
-    let reachable = matches!(text(&spec["type"]), "NodePort" | "LoadBalancer")
-        || !items(&spec["externalIPs"]).is_empty();
-    if reachable {
-        one_of(path, policy, &["Cluster", "Local"], causes);
-    } else {
-        causes.invalid(path, policy, "may only be set for externally-accessible services");
+}
+
+/// The port at which nodes answer a load balancer: with one whose traffic stays on its node, and then fixed.
+fn health_port(path: &Path<'_>, service: &Value, old: Option<&Value>, causes: &mut Causes) {
+    let port = |service: &Value| service["spec"]["healthCheckNodePort"].as_i64().unwrap_or(0);
+    let number = port(service);
+    match needs_health_port(service) {
+        true if number == 0 => causes.required(path, ""),
+        true => port_number(path, number, causes),
+        false if number == 0 => {}
+        false => causes.invalid(
+            path,
+            &number,
+            "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'",
+        ),
     }
+    let is_kept = |old: &&Value| needs_health_port(old) && needs_health_port(service);
+    if old.filter(is_kept).is_some_and(|old| port(old) != number) {
+        causes.forbidden(path, "field is immutable");
+    }
+}
+
+/// What is of load balancers alone.
+fn load_balancer(path: &Path<'_>, spec: &Value, old: Option<&Value>, causes: &mut Causes) {
+    const OTHERS: &str = "may only be used when `type` is 'LoadBalancer'";
+    let is_balancer = spec["type"] == "LoadBalancer";
+    let ranges = items(&spec["loadBalancerSourceRanges"]);
+    // upstream's spelling
+    let ranges_path = path.child("LoadBalancerSourceRanges");
+    if !is_balancer && !ranges.is_empty() {
+        causes.forbidden(&ranges_path, OTHERS);
+    }
+    let earlier = old.map_or(&[][..], |old| items(&old["spec"]["loadBalancerSourceRanges"]));
+    for (i, range) in ranges.iter().enumerate().filter(|(_, range)| !earlier.contains(range)) {
+        if !is_cidr(text(range).trim()) {
+            let why = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
+            causes.invalid(&ranges_path.index(i), range, why);
+        }
+    }
+    if !is_balancer && !spec["allocateLoadBalancerNodePorts"].is_null() {
+        causes.forbidden(&path.child("allocateLoadBalancerNodePorts"), OTHERS);
+    }
+    let (class_path, class) = (path.child("loadBalancerClass"), &spec["loadBalancerClass"]);
+    match class.is_null() {
+        true => {}
+        false if !is_balancer => causes.forbidden(&class_path, OTHERS),
+        false => causes.each(&class_path, text(class), names::qualified(text(class))),
+    }
+    let was =
+        old.map(|old| &old["spec"]).filter(|old| is_balancer && old["type"] == "LoadBalancer");
+    if was.is_some_and(|old| !same(&old["loadBalancerClass"], class)) {
+        causes.invalid(&class_path, class, "may not change once set");
+    }
+}
+
+fn is_cidr(text: &str) -> bool {
+    let Some((address, length)) = text.split_once('/') else { return false };
+    let most = match address.parse::<IpAddr>() {
+        Ok(IpAddr::V4(_)) => 32,
+        Ok(IpAddr::V6(_)) => 128,
+        Err(_) => return false,
+    };
+    length.bytes().all(|byte| byte.is_ascii_digit())
+        && length.parse::<u8>().is_ok_and(|length| length <= most)
 }
 
 fn external_name(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
     for field in ["clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
-        if !is_zero(&spec[field]) {
+        let is_set =
+            !is_zero(&spec[field]) || (field == "clusterIPs" && !is_zero(&spec["clusterIP"]));
+        if is_set {
             causes.forbidden(&path.child(field), "may not be set for ExternalName services");
         }
     }
@@ -103,9 +169,16 @@ fn cluster_ips(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
         _ => {}
     }
     for (i, ip) in list.iter().enumerate() {
-        if ip != "None" {
-            pod::ip(&list_path.index(i), ip, causes);
+        match ip == "None" {
+            true if list.len() == 1 => {}
+            true if i == 0 => {
+                causes.invalid(&list_path, list, "'None' must be the first and only value");
+            }
+            _ => drop(pod::ip(&list_path.index(i), ip, causes)),
         }
+    }
+    if list.len() > 2 {
+        causes.invalid(&list_path, list, "may only hold up to 2 values");
     }
     for (i, family) in items(&spec["ipFamilies"]).iter().enumerate() {
         one_of(&path.child("ipFamilies").index(i), family, &["IPv4", "IPv6"], causes);
@@ -124,7 +197,8 @@ fn kept_addresses(path: &Path<'_>, new: &Value, old: &Value, causes: &mut Causes
     {
         return;
     }
-    if !same(&new["clusterIP"], &old["clusterIP"]) {
+    if !same(&new["clusterIP"], &old["clusterIP"]) || !same(&new["clusterIPs"], &old["clusterIPs"])
+    {
         let list = path.child("clusterIPs");
         causes.invalid(&list.index(0), text(&new["clusterIP"]), "may not change once set");
     }

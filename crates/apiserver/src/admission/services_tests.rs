@@ -1,0 +1,394 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::schema;
+
+fn service(spec: Value) -> Value {
+    json!({"kind": "Service", "metadata": {"name": "s", "uid": "u"}, "spec": spec})
+}
+
+fn resource() -> &'static Resource {
+    core("services").unwrap()
+}
+
+fn allocator(range: &str) -> ServiceAllocator {
+    ServiceAllocator::new(range.parse().unwrap())
+}
+
+fn admit(allocator: &ServiceAllocator, spec: Value) -> Result<Value, StatusError> {
+    let mut service = service(spec);
+    let reservation = allocator.admit(resource(), &mut service, None, false)?;
+    reservation.settle(Some(&service));
+    Ok(service)
+}
+
+#[test]
+fn every_address_is_given_once_and_all_of_them() {
+    let allocator = allocator("10.0.0.0/29");
+    let mut given = BTreeSet::new();
+    for _ in 0..6 {
+        given.insert(
+            admit(&allocator, json!({"type": "ClusterIP"})).unwrap()["spec"]["clusterIP"]
+                .to_string(),
+        );
+    }
+    assert_eq!(given.len(), 6);
+    let full = admit(&allocator, json!({"type": "ClusterIP"})).unwrap_err();
+    assert!(full.message.contains("range is full"), "{full}");
+    let one = service(json!({"clusterIP": "10.0.0.3"}));
+    allocator.begin_delete(&one, true).settle(None);
+    assert!(admit(&allocator, json!({"type": "ClusterIP"})).is_err(), "a dry run frees nothing");
+    allocator.begin_delete(&one, false).settle(None);
+    assert_eq!(
+        admit(&allocator, json!({"type": "ClusterIP"})).unwrap()["spec"]["clusterIP"],
+        "10.0.0.3"
+    );
+}
+
+#[test]
+fn what_is_not_kept_is_given_back() {
+    let allocator = allocator("10.0.0.0/24");
+    let asked = json!({"type": "NodePort", "clusterIP": "10.0.0.9", "clusterIPs": ["10.0.0.9"],
+        "ports": [{"port": 1, "nodePort": 30001}]});
+    for _ in 0..2 {
+        let mut failed = service(asked.clone());
+        drop(allocator.admit(resource(), &mut failed, None, false).unwrap());
+    }
+    // A dry run takes nothing even for a moment.
+    let mut tried = service(asked.clone());
+    let dry = allocator.admit(resource(), &mut tried, None, true).unwrap();
+    assert_eq!(tried["spec"]["clusterIP"], "10.0.0.9");
+    admit(&allocator, asked.clone()).unwrap();
+    drop(dry);
+    let error = allocator.admit(resource(), &mut service(asked), None, true).err().unwrap();
+    assert!(error.message.contains("provided IP is already allocated"), "{error}");
+    // A fault in the second port gives the first back too.
+    let mut faulty =
+        service(json!({"type": "NodePort", "ports": [{"nodePort": 30002}, {"nodePort": 1}]}));
+    let error = allocator.admit(resource(), &mut faulty, None, false).err().unwrap();
+    assert!(error.message.contains(
+        "spec.ports[1].nodePort: Invalid value: 1: provided port is not in the valid range"
+    ));
+    admit(&allocator, json!({"type": "NodePort", "ports": [{"nodePort": 30002}]})).unwrap();
+}
+
+#[test]
+fn one_number_serves_two_protocols_of_one_service_only() {
+    let allocator = allocator("10.0.0.0/24");
+    let dns =
+        json!([{"protocol": "UDP", "nodePort": 30053}, {"protocol": "TCP", "nodePort": 30053}]);
+    admit(&allocator, json!({"type": "NodePort", "ports": dns})).unwrap();
+    let taken =
+        admit(&allocator, json!({"type": "NodePort", "ports": [{"nodePort": 30053}]})).unwrap_err();
+    assert_eq!(taken.code, 422);
+    let ports = json!([{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]);
+    let made = admit(&allocator, json!({"type": "NodePort", "ports": ports})).unwrap();
+    let numbers = &made["spec"]["ports"];
+    assert!(numbers[0]["nodePort"].is_u64());
+    assert_eq!(numbers[0]["nodePort"], numbers[1]["nodePort"]);
+}
+
+#[test]
+fn kinds_of_services_get_what_they_need() {
+    let allocator = allocator("10.0.0.0/24");
+    let external = admit(&allocator, json!({"type": "ExternalName", "externalName": "x"})).unwrap();
+    assert!(external["spec"].get("clusterIP").is_none());
+    let balanced = admit(
+        &allocator,
+        json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "ports": [{}]}),
+    )
+    .unwrap();
+    assert!(
+        balanced["spec"]["healthCheckNodePort"].is_u64()
+            && balanced["spec"]["ports"][0]["nodePort"].is_u64()
+    );
+    let bare =
+        json!({"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false, "ports": [{}]});
+    assert!(admit(&allocator, bare).unwrap()["spec"]["ports"][0].get("nodePort").is_none());
+}
+
+/// Finding 5: what an ExternalName service says it has is not its own.
+#[test]
+fn an_external_name_service_holds_nothing() {
+    let allocator = allocator("10.0.0.0/24");
+    let victim = json!({"type": "NodePort", "clusterIP": "10.0.0.9", "clusterIPs": ["10.0.0.9"],
+        "ports": [{"port": 1, "nodePort": 30001}]});
+    admit(&allocator, victim).unwrap();
+    let old = json!({"metadata": {"name": "t", "uid": "thief"}, "spec": {
+        "type": "ExternalName", "externalName": "x", "clusterIP": "10.0.0.9",
+        "clusterIPs": ["10.0.0.9"], "ports": [{"port": 1, "nodePort": 30001}]}});
+    assert_eq!(Holding::of(&old), Holding::default());
+    for (kind, field) in [("ClusterIP", "clusterIPs"), ("NodePort", "clusterIPs")] {
+        let mut new = old.clone();
+        new["spec"]["type"] = kind.into();
+        let error = allocator.admit(resource(), &mut new, Some(&old), false).err().unwrap();
+        assert!(error.message.contains(field) && error.message.contains("already allocated"));
+    }
+    let mut new = old.clone();
+    new["spec"] = json!({"type": "NodePort", "ports": [{"port": 1, "nodePort": 30001}]});
+    let error = allocator.admit(resource(), &mut new, Some(&old), false).err().unwrap();
+    assert!(error.message.contains("nodePort: Invalid value: 30001: provided port is already"));
+    // And its end takes nothing from anybody.
+    allocator.begin_delete(&old, false).settle(None);
+    let again = json!({"type": "ClusterIP", "clusterIP": "10.0.0.9", "clusterIPs": ["10.0.0.9"]});
+    assert!(admit(&allocator, again).is_err());
+}
+
+/// Finding 5: `healthCheckNodePort` is a node port like others.
+#[test]
+fn health_check_ports_are_allocated() {
+    let allocator = allocator("10.0.0.0/24");
+    let balancer = |port: u64, own: u64| {
+        json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": port,
+            "ports": [{"port": 1, "nodePort": own}]})
+    };
+    admit(&allocator, balancer(30005, 30006)).unwrap();
+    for (port, own, why) in [
+        (30005, 30007, "already allocated"),
+        (30006, 30007, "already allocated"),
+        (30008, 30008, "already allocated"),
+        (22, 30007, "not in the valid range"),
+        (10250, 30007, "not in the valid range"),
+        (99_999_999, 30007, "not in the valid range"),
+    ] {
+        let error = admit(&allocator, balancer(port, own)).unwrap_err();
+        assert!(error.message.contains(why), "{port}: {error}");
+        assert!(error.message.contains("failed to allocate requested HealthCheck NodePort"));
+    }
+    let taken = json!({"type": "NodePort", "ports": [{"port": 1, "nodePort": 30005}]});
+    assert!(admit(&allocator, taken.clone()).is_err());
+    // A service that needs it no longer gives it back.
+    let old = service(balancer(30005, 30006));
+    let mut new = old.clone();
+    new["spec"]["externalTrafficPolicy"] = "Cluster".into();
+    let reservation = allocator.admit(resource(), &mut new, Some(&old), false).unwrap();
+    assert!(new["spec"].get("healthCheckNodePort").is_none());
+    reservation.settle(Some(&new));
+    admit(&allocator, taken).unwrap();
+}
+
+/// Finding 6, CVE-2020-8554: with DenyServiceExternalIPs no service draws traffic for an address
+/// that it did not have.
+#[test]
+fn denied_external_ips_may_stay_or_go() {
+    let spec = |ips: &[&str]| service(json!({"externalIPs": ips}));
+    let on = Plugins { deny_service_external_ips: true };
+    for (new, old, expected) in [
+        (spec(&[]), None, true),
+        (spec(&["1.2.3.4"]), None, false),
+        (spec(&["1.2.3.4"]), Some(spec(&[])), false),
+        (spec(&["1.2.3.4"]), Some(spec(&["1.2.3.4", "1.2.3.5"])), true),
+        (spec(&["1.2.3.4", "1.2.3.6"]), Some(spec(&["1.2.3.4", "1.2.3.5"])), false),
+        (spec(&[]), Some(spec(&["1.2.3.4"])), true),
+    ] {
+        let answer = admit_external(on, resource(), &new, old.as_ref());
+        assert_eq!(answer.is_ok(), expected, "{new}");
+        if let Err(error) = answer {
+            assert_eq!(error.code, 403);
+            assert!(error.message.contains("Use of external IPs is denied by admission control"));
+        }
+        assert!(admit_external(Plugins::default(), resource(), &new, old.as_ref()).is_ok());
+    }
+}
+
+/// What is read at start is held by each service that has it, until the last of them is gone.
+#[test]
+fn conflicts_of_stored_services_are_reported() {
+    let allocator = allocator("10.0.0.0/24");
+    let stored = |uid: &str| json!({"metadata": {"uid": uid}, "spec": {"type": "ClusterIP", "clusterIP": "10.0.0.9"}});
+    assert!(allocator.occupy(&stored("a")).is_empty());
+    assert!(allocator.occupy(&stored("a")).is_empty());
+    assert_eq!(allocator.occupy(&stored("b")), ["10.0.0.9"]);
+    let asked = json!({"type": "ClusterIP", "clusterIP": "10.0.0.9", "clusterIPs": ["10.0.0.9"]});
+    allocator.begin_delete(&stored("a"), false).settle(None);
+    assert!(admit(&allocator, asked.clone()).is_err());
+    allocator.begin_delete(&stored("b"), false).settle(None);
+    assert!(admit(&allocator, asked).is_ok());
+}
+
+/// One step of clients that write the same few services at the same time.
+#[derive(Clone, Debug)]
+enum Step {
+    /// A client's write of this service reaches the store's door. `None` deletes it.
+    Begin { name: usize, spec: Option<Value>, dry_run: bool },
+    /// The store takes or refuses the oldest write under way.
+    Store,
+    /// It takes it or not, and nobody hears of it.
+    Abandon { applied: bool },
+    /// Time passes.
+    Repair,
+}
+
+fn spec() -> impl Strategy<Value = Value> {
+    let kinds = prop_oneof![
+        Just("ClusterIP"),
+        Just("NodePort"),
+        Just("LoadBalancer"),
+        Just("ExternalName")
+    ];
+    let port = || prop_oneof![2 => Just(0u16), 3 => 30000u16..30004];
+    let address = prop_oneof![Just(""), Just("None"), Just("10.0.0.1"), Just("10.0.0.2")];
+    (kinds, address, any::<bool>(), any::<bool>(), port(), port(), port()).prop_map(
+        |(kind, address, plural, local, first, second, health)| {
+            let mut spec = json!({
+                "type": kind,
+                "externalName": "example.com",
+                "ports": [
+                    {"name": "a", "port": 1, "nodePort": first},
+                    {"name": "b", "port": 2, "nodePort": second},
+                ],
+                "healthCheckNodePort": health,
+            });
+            if !address.is_empty() {
+                spec["clusterIP"] = address.into();
+            }
+            if plural {
+                spec["clusterIPs"] = json!([address]);
+            }
+            if local {
+                spec["externalTrafficPolicy"] = "Local".into();
+            }
+            spec
+        },
+    )
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let begin = (0..4usize, proptest::option::weighted(0.8, spec()), any::<bool>(), any::<bool>());
+    prop_oneof![
+        6 => begin.prop_map(|(name, spec, a, b)| Step::Begin { name, spec, dry_run: a && b }),
+        4 => Just(Step::Store),
+        1 => any::<bool>().prop_map(|applied| Step::Abandon { applied }),
+        1 => Just(Step::Repair),
+    ]
+}
+
+/// A write under way.
+struct Write<'a> {
+    name: usize,
+    /// The version that it was made from; `None` for a new service.
+    version: Option<u64>,
+    new: Option<Value>,
+    reservation: Reservation<'a>,
+}
+
+#[derive(Default)]
+struct Store {
+    services: BTreeMap<usize, (u64, Value)>,
+    last: u64,
+}
+
+impl Store {
+    /// `false`: somebody else was quicker.
+    fn apply(&mut self, write: &Write<'_>) -> bool {
+        if self.services.get(&write.name).map(|(version, _)| *version) != write.version {
+            return false;
+        }
+        self.last += 1;
+        match &write.new {
+            Some(new) => drop(self.services.insert(write.name, (self.last, new.clone()))),
+            None => drop(self.services.remove(&write.name)),
+        }
+        true
+    }
+}
+
+/// As `operations` prepare a write.
+fn begin<'a>(
+    allocator: &'a ServiceAllocator,
+    store: &mut Store,
+    (name, spec, dry_run): (usize, Option<Value>, bool),
+) -> Option<Write<'a>> {
+    let old = store.services.get(&name).cloned();
+    let Some(spec) = spec else {
+        let (version, old) = old?;
+        let reservation = allocator.begin_delete(&old, dry_run);
+        return Some(Write { name, version: Some(version), new: None, reservation });
+    };
+    store.last += 1;
+    let uid = format!("uid-{}", store.last);
+    let mut new =
+        json!({"metadata": {"name": format!("s{name}"), "namespace": "default"}, "spec": spec});
+    schema::apply_defaults(resource(), &mut new);
+    let (version, old) = old.unzip();
+    match &old {
+        Some(old) => schema::prepare_update(resource(), &mut new, old),
+        None => {
+            schema::prepare_create(resource(), &mut new);
+            new["metadata"]["uid"] = uid.into();
+            new["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z".into();
+        }
+    }
+    let mut reservation = allocator.admit(resource(), &mut new, old.as_ref(), dry_run).ok()?;
+    match &old {
+        Some(old) => schema::validate_update(resource(), &new, old).ok()?,
+        None => schema::validate_create(resource(), &new).ok()?,
+    }
+    reservation.begin();
+    Some(Write { name, version, new: Some(new), reservation })
+}
+
+fn held_once(store: &Store) -> Result<(), TestCaseError> {
+    let (mut addresses, mut ports) = (HashSet::new(), HashSet::new());
+    for (_, service) in store.services.values() {
+        let holding = Holding::of(service);
+        for address in holding.addresses {
+            prop_assert!(addresses.insert(address), "{address} is held twice");
+        }
+        for port in holding.ports {
+            prop_assert!(ports.insert(port), "{port} is held twice");
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    /// Finding 5: whatever clients do at the same time, no address and no port is held by two
+    /// services, and when all is done nothing is taken that no service holds.
+    #[test]
+    fn nothing_is_held_twice_and_nothing_leaks(steps in proptest::collection::vec(step(), 1..60)) {
+        let allocator = allocator("10.0.0.0/28");
+        let mut store = Store::default();
+        let mut writes: std::collections::VecDeque<Write<'_>> = Default::default();
+        let later = Instant::now() + SETTLING + SETTLING;
+        let repair = |store: &Store| {
+            for write in allocator.due(later) {
+                let name: usize = write.owner.name[1..].parse().unwrap();
+                allocator.resolve(&write, store.services.get(&name).map(|(_, s)| s.clone()));
+            }
+        };
+        let rest = std::iter::repeat_n(Step::Store, 60);
+        for step in steps.into_iter().chain(rest) {
+            match step {
+                Step::Begin { name, spec, dry_run } => {
+                    writes.extend(begin(&allocator, &mut store, (name, spec, dry_run)));
+                }
+                Step::Store => if let Some(write) = writes.pop_front() {
+                    match write.reservation.is_dry_run || store.apply(&write) {
+                        true => write.reservation.settle(write.new.as_ref()),
+                        false => write.reservation.cancel(),
+                    }
+                },
+                Step::Abandon { applied } => if let Some(write) = writes.pop_front() {
+                    if applied && !write.reservation.is_dry_run {
+                        store.apply(&write);
+                    }
+                },
+                Step::Repair => repair(&store),
+            }
+            held_once(&store)?;
+        }
+        prop_assert!(writes.is_empty());
+        repair(&store);
+        let mut expected = Taken::default();
+        for (_, service) in store.services.values() {
+            expected.add(object::uid(service), &Holding::of(service));
+        }
+        let taken = lock(&allocator.taken);
+        prop_assert_eq!(&taken.addresses, &expected.addresses);
+        prop_assert_eq!(&taken.ports, &expected.ports);
+    }
+}
