@@ -7,14 +7,14 @@ use k8s_openapi::api::core::v1::Service;
 use super::Variables;
 
 /// What variables tell of a service.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Entry {
     address: Box<str>,
     /// At least one.
     ports: Box<[Port]>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Port {
     number: i32,
     /// Empty if it has none.

@@ -95,6 +95,7 @@ impl Api {
         options: &DeleteOptions,
     ) -> Result<Written, StatusError> {
         namespaces::admit_delete(resource, name)?;
+        let is_node = calling_node(user).is_some();
         let written = self
             .registry
             .write(resource, (namespace, name), None, options.dry_run, |current| {
@@ -108,7 +109,16 @@ impl Api {
                     _ => delete_when_finalized(current),
                 })
             })
-            .await?;
+            .await;
+        let written = match written {
+            // One that cannot be read has no UID to be checked, and is of no node.
+            Err(error) if error.code == 500 && options.uid.is_none() && !is_node => {
+                let name = (namespace, name);
+                let deleted = self.registry.delete_unreadable(resource, name, options.dry_run);
+                return deleted.await?.ok_or(error);
+            }
+            written => written?,
+        };
         if resource.kind == "Service" && written.deleted && !options.dry_run {
             self.services.release(&written.object, None);
         }

@@ -136,6 +136,14 @@ impl Tracker {
         known
     }
 
+    /// A service was told whose object cannot be decoded: it stays as it is. There is nothing to do.
+    pub fn keep_service(&mut self, name: &ServiceName) -> bool {
+        let list = self.lists.services;
+        let known = self.objects.get_mut(name).and_then(|objects| objects.spec.as_mut());
+        known.into_iter().for_each(|seen| seen.list = list);
+        false
+    }
+
     /// A slice was added or changed. Whether there is something to do.
     pub fn apply_slice(&mut self, slice: &discovery::EndpointSlice) -> bool {
         let metadata = &slice.metadata;
@@ -176,6 +184,23 @@ impl Tracker {
     /// A slice is gone. Whether there is something to do.
     pub fn delete_slice(&mut self, slice: &discovery::EndpointSlice) -> bool {
         object_name(&slice.metadata).is_some_and(|name| self.remove_slice(&name))
+    }
+
+    /// A slice was told whose object cannot be decoded: it stays as it is. There is nothing to do.
+    pub fn keep_slice(&mut self, slice: &ServiceName) -> bool {
+        let list = self.lists.slices;
+        let objects = self.owners.get(slice).and_then(|owner| self.objects.get_mut(owner));
+        let slices = objects.into_iter().flat_map(|objects| &mut objects.slices);
+        slices.filter(|(name, _)| name == slice).for_each(|(_, seen)| seen.list = list);
+        false
+    }
+
+    /// Endpoints were told that cannot be decoded: they stay as they are. There is nothing to do.
+    pub fn keep_endpoints(&mut self, service: &ServiceName) -> bool {
+        let list = self.lists.slices;
+        let slices = self.objects.get_mut(service).into_iter().flat_map(|o| &mut o.slices);
+        slices.for_each(|(_, seen)| seen.list = list);
+        false
     }
 
     /// Endpoints were added or changed, in a cluster without slices. Whether there is something
