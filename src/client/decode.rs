@@ -162,7 +162,7 @@ where
 }
 
 /// An object's text as an item.
-pub fn decode<K>(text: &str) -> Item<K>
+pub(crate) fn decode<K>(text: &str) -> Item<K>
 where
     K: k8s_openapi::Resource + Resource + DeserializeOwned + Default,
 {
@@ -279,7 +279,7 @@ fn metadata(text: &str) -> ObjectMeta {
 }
 
 /// The object of an answer.
-pub async fn object<K>(answer: impl Future<Output = kube::Result<Item<K>>>) -> kube::Result<K>
+pub(crate) async fn object<K>(answer: impl Future<Output = kube::Result<Item<K>>>) -> kube::Result<K>
 where
     K: k8s_openapi::Resource + Resource,
 {
@@ -287,7 +287,7 @@ where
 }
 
 /// The object of an answer, if there is one.
-pub async fn optional<K>(
+pub(crate) async fn optional<K>(
     answer: impl Future<Output = kube::Result<Option<Item<K>>>>,
 ) -> kube::Result<Option<K>>
 where
@@ -298,13 +298,13 @@ where
 
 /// Reports objects that do not decode, each once in ten minutes.
 #[derive(Debug, Default)]
-pub struct Reports {
+pub(crate) struct Reports {
     last: HashMap<String, Instant>,
 }
 
 impl Reports {
     /// Logs that an object is set aside; whether it was time to do so.
-    pub fn log(&mut self, unreadable: &Unreadable) -> bool {
+    pub(crate) fn log(&mut self, unreadable: &Unreadable) -> bool {
         let metadata = &unreadable.metadata;
         let key = match unreadable.uid() {
             "" => prefix(metadata) + metadata.name.as_deref().unwrap_or_default(),

@@ -195,3 +195,37 @@ fn forgive<T>(
         Err(error) => Err(error.into()),
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Finding 14: each name was looked for in all that were set before.
+    #[test]
+    fn many_variables_are_set_and_found() {
+        let mut environment = Environment::default();
+        for round in 0..2 {
+            for index in 0..100_000 {
+                environment.set(format!("A{index}"), format!("{round}").into_bytes()).unwrap();
+            }
+        }
+        assert!((0..100_000).all(|index| environment.get(&format!("A{index}")) == Some("1")));
+        assert_eq!(environment.get("B"), None);
+        assert_eq!(environment.into_inner().count(), 100_000);
+    }
+
+    /// Finding 13: what a program can have is bounded, however it is made up.
+    #[test]
+    fn variables_are_bounded() {
+        let mut environment = Environment::default();
+        let value = vec![b'x'; max_word() / 2];
+        let error = environment.set("A".repeat(max_word() / 2 + 2), value.clone()).unwrap_err();
+        let expected = format!("is longer than {} bytes", max_word());
+        assert!(error.to_string().ends_with(&expected), "{error}");
+        let mut set = |name: String| environment.set(name, value.clone()).is_ok();
+        // The same name again takes no more room.
+        assert!((0..1000).all(|_| set("A".to_owned())));
+        assert!(!(0..1000).all(|index| set(format!("A{index}"))));
+    }
+}

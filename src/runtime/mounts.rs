@@ -157,8 +157,8 @@ pub(super) fn volume_groups(pod: &Pod, volumes: &PodMounts) -> Vec<i64> {
     let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
     let asked = context.and_then(|context| context.supplemental_groups.as_deref());
     let groups = volumes.values().filter_map(|volume| volume.group);
-    let groups: BTreeSet<i64> =
-        groups.filter(|group| !asked.unwrap_or_default().contains(group)).collect();
+    let asked: BTreeSet<i64> = asked.unwrap_or_default().iter().copied().collect();
+    let groups: BTreeSet<i64> = groups.filter(|group| !asked.contains(group)).collect();
     groups.into_iter().collect()
 }
 

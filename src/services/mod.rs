@@ -23,6 +23,8 @@ use variables::Entry;
 const PAGE: u32 = 100;
 /// How long a pod that comes before the first list waits for it.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// No program can be started with more bytes of variables: three quarters of the kernel's _STK_LIM.
+const MAX_BYTES: usize = 6 << 20;
 /// The service of the cluster's own API, which every pod of every namespace is told of.
 const MASTER: (&str, &str) = ("default", "kubernetes");
 
@@ -32,6 +34,12 @@ pub enum Error {
     /// No list of services has come yet.
     #[error("services have not yet been read at least once, cannot construct envvars")]
     NotYet,
+    /// The services of the namespace have more ports than can be told.
+    #[error(
+        "argument list too long: the variables of the namespace's services are longer than \
+         {MAX_BYTES} bytes; set enableServiceLinks to false"
+    )]
+    TooMany,
 }
 
 /// Names and values of variables, in the order of their names.
@@ -77,10 +85,10 @@ impl Services {
         }
         let links = pod.spec.as_ref().and_then(|spec| spec.enable_service_links).unwrap_or(true);
         let known = known.borrow();
-        Ok(known
-            .as_ref()
-            .map(|known| known.variables(spec::namespace(pod), links))
-            .unwrap_or_default())
+        match known.as_ref() {
+            Some(known) => known.variables(spec::namespace(pod), links),
+            None => Ok(Variables::new()),
+        }
     }
 }
 
@@ -108,7 +116,7 @@ impl Known {
         }
     }
 
-    fn variables(&self, namespace: &str, links: bool) -> Variables {
+    fn variables(&self, namespace: &str, links: bool) -> Result<Variables, Error> {
         let mut variables = Variables::new();
         let own = self.0.get(namespace).filter(|_| links);
         // A namespace's own service of that name takes the place of the cluster's.
@@ -116,10 +124,15 @@ impl Known {
         if !hidden && let Some(master) = self.0.get(MASTER.0).and_then(|all| all.get(MASTER.1)) {
             master.add_to(MASTER.1, &mut variables);
         }
+        let mut bytes = 0;
         for (name, entry) in own.into_iter().flatten() {
+            bytes += entry.least_bytes(name);
+            if bytes > MAX_BYTES {
+                return Err(Error::TooMany);
+            }
             entry.add_to(name, &mut variables);
         }
-        variables
+        Ok(variables)
     }
 }
 

@@ -28,7 +28,7 @@ fn a_service_is_told_in_all_its_names() {
     ]);
     let known = known(&[service("ns", "abc-123", json!({"clusterIP": "9.8.7.6", "ports": ports}))]);
     assert_eq!(
-        pairs(&known.variables("ns", true)),
+        pairs(&known.variables("ns", true).unwrap()),
         [
             "ABC_123_PORT=udp://9.8.7.6:8083",
             "ABC_123_PORT_8083_UDP=udp://9.8.7.6:8083",
@@ -58,7 +58,7 @@ fn a_pod_is_told_of_the_api_and_of_its_own_namespace() {
         service("own", "kubernetes", at("10.0.0.9")),
     ]);
     let hosts = |known: &Known, namespace, links| {
-        let mut all = pairs(&known.variables(namespace, links));
+        let mut all = pairs(&known.variables(namespace, links).unwrap());
         all.retain(|pair| pair.contains("_SERVICE_HOST"));
         all.join(" ")
     };
@@ -150,4 +150,17 @@ async fn a_service_that_cannot_be_decoded_leaves_the_others() {
     until("A BAD4 BAD5 C").await;
     assert_eq!(api.asked(), (1, 1));
     follow.abort();
+}
+
+/// Finding 14: services with thousands of ports took memory for each container of their namespace.
+#[test]
+fn variables_are_bounded() {
+    let ports: Vec<Value> = (1..=10_000).map(|port| json!({"port": port})).collect();
+    let spec = json!({"clusterIP": "10.0.0.1", "ports": ports});
+    let many: Vec<Service> =
+        (0..50).map(|index| service("ns", &format!("s{index}"), spec.clone())).collect();
+    let known = known(&many);
+    assert_eq!(known.variables("ns", true), Err(Error::TooMany));
+    assert!(known.variables("ns", false).unwrap().is_empty());
+    assert!(known.variables("other", true).unwrap().is_empty());
 }

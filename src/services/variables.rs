@@ -41,6 +41,13 @@ impl Entry {
         (!ports.is_empty()).then(|| Self { address: address.into(), ports })
     }
 
+    /// The least bytes that the variables of the service of that name take: for each port, four that
+    /// begin with the name.
+    pub(super) fn least_bytes(&self, name: &str) -> usize {
+        const LINK: usize = "_PORT_1_TCP_PROTO=tcp".len();
+        self.ports.len() * 4 * (name.len() + LINK)
+    }
+
     /// Add the variables of the service of that name.
     pub(super) fn add_to(&self, name: &str, variables: &mut Variables) {
         let name = variable(name);

@@ -1,6 +1,6 @@
 //! The pods that the apiserver has bound to this node.
 //!
-//! One whose object cannot be decoded stays as it was before, and its containers with it, until its
+//! One whose object cannot be decoded, or is too large to be run, stays as it was before, and its containers with it, until its
 //! object can be decoded again or is deleted; one that is not known yet is not started.
 
 use std::collections::HashSet;
@@ -47,7 +47,7 @@ pub async fn watch_pods(
                 continue;
             }
             Ok(Event::InitApply(item)) => {
-                match item.read() {
+                match item.read().and_then(bounded) {
                     Ok(pod) => snapshot.push(lean(pod)),
                     Err(unreadable) => aside.set(&unreadable),
                 }
@@ -56,7 +56,7 @@ pub async fn watch_pods(
             Ok(Event::InitDone) => {
                 vec![aside.update(), Update::Snapshot(std::mem::take(&mut snapshot))]
             }
-            Ok(Event::Apply(item)) => match item.read() {
+            Ok(Event::Apply(item)) => match item.read().and_then(bounded) {
                 Ok(pod) => {
                     let update = aside.forget(&pod);
                     [Update::Set(Box::new(lean(pod)))].into_iter().chain(update).collect()
@@ -100,8 +100,8 @@ impl Aside {
     fn set(&mut self, pod: &Unreadable) {
         self.uids.insert(pod.uid().to_owned());
         if self.reports.log(pod) {
-            let message = format!("Pod cannot be decoded, its last change is ignored: {}", pod.reason);
-            self.recorder.event(pod.reference(), EventType::Warning, "FailedDecode", &message);
+            let message = format!("Pod cannot be used, its last change is ignored: {}", pod.reason);
+            self.recorder.event(pod.reference(), EventType::Warning, "InvalidPod", &message);
         }
     }
 
@@ -112,6 +112,44 @@ impl Aside {
 
     fn update(&self) -> Update {
         Update::Unreadable(self.uids.clone())
+    }
+}
+
+/// The most containers and volumes of a pod that are taken, all mounts of all containers, and all
+/// sources and items of its volumes. Upstream has no such limits; no pod of this size can be run, and
+/// work that grows with the product of two of these numbers stays small.
+const MAX_CONTAINERS: usize = 1000;
+const MAX_VOLUMES: usize = 2000;
+const MAX_MOUNTS: usize = 20_000;
+const MAX_SOURCES: usize = 1000;
+
+/// Refuses a pod of a size that only serves to keep the node busy.
+fn bounded(pod: Pod) -> Result<Pod, Unreadable> {
+    let Some(pod_spec) = &pod.spec else { return Ok(pod) };
+    let containers = spec::containers(pod_spec).map(|(_, c)| (&c.volume_mounts, &c.volume_devices));
+    let ephemeral = spec::ephemeral_containers(pod_spec).iter();
+    let ephemeral = ephemeral.map(|c| (&c.volume_mounts, &c.volume_devices));
+    let (mut count, mut mounts) = (0, 0);
+    for (own, devices) in containers.chain(ephemeral) {
+        count += 1;
+        mounts += own.as_ref().map_or(0, Vec::len) + devices.as_ref().map_or(0, Vec::len);
+    }
+    let volumes = pod_spec.volumes.as_deref().unwrap_or_default();
+    let projected = volumes.iter().filter_map(|volume| volume.projected.as_ref());
+    let sources = projected.map(|source| source.sources.as_ref().map_or(0, Vec::len)).sum();
+    let limits = [
+        ("containers", count, MAX_CONTAINERS),
+        ("volumes", volumes.len(), MAX_VOLUMES),
+        ("volume mounts", mounts, MAX_MOUNTS),
+        ("projected sources", sources, MAX_SOURCES),
+    ];
+    match limits.into_iter().find(|(_, count, most)| count > most) {
+        None => Ok(pod),
+        Some((what, count, most)) => Err(Unreadable {
+            kind: "Pod",
+            reason: format!("spec: has {count} {what}, and at most {most} are possible").into(),
+            metadata: Box::new(pod.metadata),
+        }),
     }
 }
 
@@ -149,6 +187,35 @@ mod tests {
                 all.sort_unstable();
                 format!("?{}", uids(all))
             }
+        }
+    }
+
+    /// Finding 14: much of what is done for a pod grows with the product of its parts.
+    #[test]
+    fn the_parts_of_a_pod_are_bounded() {
+        let many = |count: usize, part: serde_json::Value| vec![part; count];
+        let named = serde_json::json!({"name": "x", "mountPath": "/x"});
+        let projected = |count| serde_json::json!({"name": "v", "projected": {"sources": many(count, serde_json::json!({}))}});
+        for (spec, fits) in [
+            (serde_json::json!({"containers": many(1000, named.clone())}), true),
+            (serde_json::json!({"containers": many(1001, named.clone())}), false),
+            (
+                serde_json::json!({"containers": many(500, named.clone()),
+                    "initContainers": many(500, named.clone()),
+                    "ephemeralContainers": many(1, named.clone())}),
+                false,
+            ),
+            (serde_json::json!({"containers": [], "volumes": many(2001, named.clone())}), false),
+            (
+                serde_json::json!({"containers":
+                    many(21, serde_json::json!({"name": "c", "volumeMounts": many(1000, named.clone())}))}),
+                false,
+            ),
+            (serde_json::json!({"containers": [], "volumes": [projected(1000)]}), true),
+            (serde_json::json!({"containers": [], "volumes": [projected(501), projected(501)]}), false),
+        ] {
+            let pod: Pod = serde_json::from_value(serde_json::json!({"spec": spec})).unwrap();
+            assert_eq!(bounded(pod).is_ok(), fits);
         }
     }
 

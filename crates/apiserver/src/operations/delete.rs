@@ -214,7 +214,8 @@ fn shortened(current: &Value, requested: Option<i64>, now: Timestamp) -> Option<
 
 fn after(time: Timestamp, seconds: i64) -> Timestamp {
     let second = time.as_second().saturating_add(seconds);
-    Timestamp::from_second(second).unwrap_or(Timestamp::MAX)
+    let last = Timestamp::MAX.as_second();
+    Timestamp::from_second(second.min(last)).unwrap_or(time)
 }
 
 fn mark(object: &mut Value, deadline: Timestamp, grace: i64) {
