@@ -199,7 +199,13 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             rooms.open(certificates::keep_serving(&config, client, node, told)?);
         }
         let name = config.node_name.clone();
-        rooms.open(sources::watch_pods(client.clone(), name, node.clone(), updates));
+        rooms.open(sources::watch_pods(
+            client.clone(),
+            name,
+            node.clone(),
+            recorder.clone(),
+            updates,
+        ));
         rooms.open(registration.run());
         let name = config.node_name.clone();
         rooms.open(CsiNode::initialize(name, client.clone(), storage));

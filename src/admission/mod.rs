@@ -29,6 +29,7 @@ use tracing::{debug, info};
 pub use abilities::abilities;
 pub use seat::{Seat, Way};
 
+use crate::client::{Item, object};
 use crate::resources::managers::Managers;
 use crate::runtime::Announcer;
 use crate::worker::{End, Ender};
@@ -62,7 +63,7 @@ pub struct Told {
     /// Its object, if there is one.
     pub node: watch::Receiver<Option<Arc<Node>>>,
     /// Where that is asked for anew.
-    pub api: Api<Node>,
+    pub api: Api<Item<Node>>,
 }
 
 /// Decides about pods. Cheap to clone.
@@ -142,7 +143,7 @@ impl Admission {
         let outcome = match &self.shared.sources.told {
             Some(Told { api, .. }) if refusal.by_labels => {
                 let name = self.shared.sources.own.metadata.name.as_deref().unwrap_or_default();
-                match timeout(NODE, api.get(name)).await {
+                match timeout(NODE, object(api.get(name))).await {
                     Ok(Ok(node)) => self.admit_to(pod, &node),
                     _ => Err(refusal),
                 }

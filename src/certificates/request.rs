@@ -25,6 +25,7 @@ use tracing::{debug, info};
 use x509_parser::prelude::{FromDer, X509CertificationRequest};
 
 use super::pair;
+use crate::client::{Item, object};
 
 /// Whom a certificate is to be for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -160,7 +161,7 @@ impl Request {
         client: Client,
         patience: Duration,
     ) -> Result<String, RequestError> {
-        let api: Api<CertificateSigningRequest> = Api::all(client);
+        let api: Api<Item<CertificateSigningRequest>> = Api::all(client);
         let sent = self.send(&api).await?;
         let name = sent.metadata.name.clone().unwrap_or_default();
         let uid = sent.metadata.uid.clone();
@@ -169,7 +170,7 @@ impl Request {
             let mut states = pin!(watch_object(api, &name).default_backoff());
             while let Some(state) = states.next().await {
                 match state {
-                    Ok(Some(csr)) => match judge(&csr, uid.as_deref(), Timestamp::now())? {
+                    Ok(Some(item)) => match judge(&item.known(), uid.as_deref(), Timestamp::now())? {
                         Some(certificate) => return Ok(certificate),
                         None => debug!(csr = name, "not issued yet"),
                     },
@@ -185,7 +186,7 @@ impl Request {
 
     async fn send(
         &self,
-        api: &Api<CertificateSigningRequest>,
+        api: &Api<Item<CertificateSigningRequest>>,
     ) -> Result<CertificateSigningRequest, RequestError> {
         let wanted = CertificateSigningRequest {
             metadata: ObjectMeta {
@@ -201,11 +202,11 @@ impl Request {
             },
             status: None,
         };
-        match (api.create(&PostParams::default(), &wanted).await, &self.name) {
+        match (object(api.create(&PostParams::default(), &wanted.into())).await, &self.name) {
             (Ok(created), _) => Ok(created),
             (Err(KubeError::Api(status)), Some(name)) if status.code == 409 => {
-                let found =
-                    api.get(name).await.map_err(|error| RequestError::Create(error.into()))?;
+                let found = object(api.get(name)).await;
+                let found = found.map_err(|error| RequestError::Create(error.into()))?;
                 match public_key_of(&found) == Some(self.key.subject_public_key_info()) {
                     true => {
                         info!(csr = name, "taking up the request of before");

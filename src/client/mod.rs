@@ -8,8 +8,12 @@
 
 mod answer;
 mod bucket;
+pub(crate) mod decode;
 mod kubeconfig;
 mod lanes;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+pub(crate) mod scripted;
 #[cfg(test)]
 mod tests;
 mod transport;
@@ -25,6 +29,7 @@ use longshore_metrics::RestClient;
 use tokio::sync::watch;
 
 pub use self::bucket::TokenBucket;
+pub(crate) use self::decode::{Item, Reports, Unreadable, object, optional};
 pub(crate) use self::kubeconfig::{current_cluster, current_user, decoded};
 pub use self::lanes::SharesConnection;
 use self::transport::{Shared, Transport};

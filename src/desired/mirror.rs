@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::{Desired, FullName, full_name};
+use crate::client::{Item, optional};
 use crate::events::{EventType, Recorder, node_reference};
 
 /// Pause after something could not be done.
@@ -137,15 +138,15 @@ impl Mirrors {
         let Some(node) = node.filter(|node| node.metadata.deletion_timestamp.is_none()) else {
             return Ok(true);
         };
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &name.0);
-        match pods.create(&PostParams::default(), &mirror_of(pod, &node)).await {
+        let pods: Api<Item<Pod>> = Api::namespaced(self.client.clone(), &name.0);
+        match pods.create(&PostParams::default(), &mirror_of(pod, &node).into()).await {
             Err(Error::Api(status)) if status.code == 409 => {}
             result => {
                 self.told.remove(name);
                 return result.map(|_| true);
             }
         }
-        match pods.get_opt(&name.1).await {
+        match optional(pods.get_opt(&name.1)).await {
             // The watch is behind: its news start another round.
             Ok(Some(found)) if spec::is_mirror(&found) && is_of(&found, pod) => return Ok(true),
             Ok(Some(found)) if !spec::is_mirror(&found) => {
@@ -212,7 +213,7 @@ fn mirror_of(pod: &Pod, node: &Node) -> Pod {
 }
 
 async fn delete(client: &Client, mirror: &Pod) -> Result<(), Error> {
-    let pods: Api<Pod> = Api::namespaced(client.clone(), spec::namespace(mirror));
+    let pods: Api<Item<Pod>> = Api::namespaced(client.clone(), spec::namespace(mirror));
     let params = DeleteParams {
         grace_period_seconds: Some(0),
         preconditions: Some(Preconditions {

@@ -50,6 +50,8 @@ struct State {
     /// What each source of static pods told last.
     statics: BTreeMap<Source, Vec<Pod>>,
     mirrors: HashMap<FullName, Arc<Pod>>,
+    /// UIDs of those pods of the apiserver whose objects cannot be decoded.
+    unreadable: HashSet<String>,
     /// Sources that have yet to tell what they have.
     awaited: HashSet<Source>,
 }
@@ -83,6 +85,13 @@ impl Desired {
     /// The pod with that UID.
     pub fn pod(&self, uid: &str) -> Option<Arc<Pod>> {
         self.state().pods.get(uid).map(|(_, pod)| pod.clone())
+    }
+
+    /// Whether a source has a pod of that UID, even if nothing more is known of it: what is there of
+    /// it must not be removed.
+    pub fn has(&self, uid: &str) -> bool {
+        let state = self.state();
+        state.pods.contains_key(uid) || state.unreadable.contains(uid)
     }
 
     /// The pod of that name.
@@ -124,6 +133,7 @@ impl Desired {
         match update {
             Update::Set(pod) => state.set(source, *pod, &mut changes),
             Update::Remove(pod) => state.remove(&pod, &mut changes),
+            Update::Unreadable(uids) => state.unreadable = uids,
             Update::Snapshot(pods) if source != Source::Api => {
                 state.statics.insert(source, pods);
                 state.settle_statics(&mut changes);
@@ -197,7 +207,9 @@ impl State {
     fn absent(&self, present: &HashSet<String>) -> Vec<Arc<Pod>> {
         let pods = self.pods.values().filter(|(from, _)| *from == Source::Api).map(|(_, pod)| pod);
         pods.chain(self.mirrors.values())
-            .filter(|pod| !present.contains(spec::uid(pod)))
+            .map(|pod| (spec::uid(pod), pod))
+            .filter(|(uid, _)| !present.contains(*uid) && !self.unreadable.contains(*uid))
+            .map(|(_, pod)| pod)
             .cloned()
             .collect()
     }

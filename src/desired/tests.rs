@@ -112,3 +112,25 @@ fn of_two_sources_with_one_name_the_first_wins_for_as_long_as_it_is_there() {
     assert_eq!(snapshot(Source::File, vec![static_pod("file")]), ["-url", "+file"]);
     assert_eq!(snapshot(Source::File, vec![]), ["-file", "+url"]);
 }
+
+/// Finding 13: a change that cannot be decoded must not look like a deletion.
+#[test]
+fn a_pod_that_cannot_be_decoded_stays() {
+    let desired = Desired::new([Source::Api]);
+    let pods = ["1", "2"].map(|uid| pod(uid, uid, json!({})));
+    desired.apply(Source::Api, Update::Snapshot(pods.to_vec()));
+    let unreadable = |uids: &[&str]| {
+        let uids = uids.iter().map(|uid| (*uid).to_owned()).collect();
+        desired.apply(Source::Api, Update::Unreadable(uids))
+    };
+    assert!(unreadable(&["1", "3"]).is_empty());
+    let changes = desired.apply(Source::Api, Update::Snapshot(Vec::new()));
+    assert_eq!(told(&changes), ["-2"]);
+    assert!(desired.pod("1").is_some());
+    // Nothing more is known of this one, and what runs of it is not removed.
+    assert!(desired.pod("3").is_none() && desired.has("3") && !desired.has("2"));
+    let gone = desired.apply(Source::Api, Update::Remove(Box::new(pods[0].clone())));
+    assert_eq!(told(&gone), ["-1"]);
+    unreadable(&[]);
+    assert!(!desired.has("1") && !desired.has("3"));
+}

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use self::correlator::{Correlator, Written};
+use crate::client::Item;
 
 /// Events waiting to be written; more are dropped, as a burst tells nothing new.
 const QUEUE: usize = 1000;
@@ -206,7 +207,7 @@ impl Writer {
     async fn write(&mut self, key: u64, event: Event) {
         let Some(client) = self.client.clone() else { return };
         let namespace = event.metadata.namespace.as_deref().unwrap_or("default");
-        let api: Api<Event> = Api::namespaced(client, namespace);
+        let api: Api<Item<Event>> = Api::namespaced(client, namespace);
         for attempt in 1..=TRIES {
             match write_once(&api, &event).await {
                 Ok(name) => {
@@ -229,7 +230,7 @@ impl Writer {
 }
 
 /// Counts up the event of that name if it is a repetition, or makes it. Answers with its name.
-async fn write_once(api: &Api<Event>, event: &Event) -> Result<String, KubeError> {
+async fn write_once(api: &Api<Item<Event>>, event: &Event) -> Result<String, KubeError> {
     let name = event.metadata.name.clone().unwrap_or_default();
     if event.count > Some(1) {
         let change = serde_json::json!({
@@ -244,7 +245,7 @@ async fn write_once(api: &Api<Event>, event: &Event) -> Result<String, KubeError
             Err(error) => return Err(error),
         }
     }
-    api.create(&PostParams::default(), event).await.map(|_| name)
+    api.create(&PostParams::default(), &event.clone().into()).await.map(|_| name)
 }
 
 /// A name that no other event has: that of its object with the time in hexadecimal.

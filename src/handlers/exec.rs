@@ -1,14 +1,15 @@
 //! Programs that run in a container, by the runtime.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
 use longshore_cri::{Code, Runtime};
-use longshore_pod::expand::expand;
 use tokio::time::timeout;
 
 use super::{Error, Outcome, rpc_error};
 use crate::config::GoDuration;
+use crate::runtime::expanded_words;
 
 /// How much of a program's output is told.
 const MAX_OUTPUT: usize = 10 * 1024;
@@ -67,12 +68,12 @@ pub(super) async fn probe(
     limit: Duration,
 ) -> Result<Outcome, Error> {
     // Of the environment, only what stands in the spec is known here.
-    let lookup = |name: &str| {
-        let mut variables = container.env.iter().flatten().rev();
-        let variable = variables.find(|variable| variable.name == name)?;
-        Some(variable.value.as_deref().unwrap_or_default())
-    };
-    let command = command.iter().map(|word| expand(word, lookup)).collect();
+    let variables = container.env.iter().flatten();
+    let variables: HashMap<&str, &str> = variables
+        .map(|variable| (&*variable.name, variable.value.as_deref().unwrap_or_default()))
+        .collect();
+    let command = expanded_words("command", command, |name| variables.get(name).copied());
+    let command = command.map_err(|error| Error::Runtime(error.to_string()))?;
     Ok(match run(cri, id, command, Some(limit)).await? {
         Ended::Exited { code: 0, .. } => Outcome::Success,
         Ended::Exited { output, .. } => Outcome::Failure(output),

@@ -13,8 +13,9 @@ use hyper::header::{ACCEPT, CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue
 use hyper::header::{
     AUTHORIZATION, CONTENT_LENGTH, REFERER, TRAILER, TRANSFER_ENCODING, USER_AGENT,
 };
+use hyper::http::uri::PathAndQuery;
 use hyper::rt::Executor;
-use hyper::{Request, Response, StatusCode, Version};
+use hyper::{Request, Response, StatusCode, Uri, Version};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::HTTPGetAction;
 use rustls::ClientConfig;
@@ -28,6 +29,10 @@ use super::url::Url;
 
 /// How much of an answer's body is read.
 const MAX_BODY: usize = 10 * 1024;
+/// The most headers that a request has, and their most bytes. Upstream has no such limit: what a
+/// server takes is far below, and a header map panics beyond 24,576 names.
+const MAX_HEADERS: usize = 4096;
+const MAX_HEADER_BYTES: usize = 1 << 20;
 /// The request that is one too many.
 const MAX_REQUESTS: usize = 10;
 
@@ -82,17 +87,26 @@ pub(super) enum Cause {
 impl Get {
     /// The request that a handler asks for, of a client of that name.
     pub(super) fn new(url: Url, action: &HTTPGetAction, agent: &str) -> Result<Self, GetError> {
-        let refuse = |what: &str, text: &str| GetError::Head {
-            url: url.to_string(),
-            cause: Cause::Other(format!("net/http: invalid header field {what} {text:?}")),
+        let failed = |cause| GetError::Head { url: url.to_string(), cause: Cause::Other(cause) };
+        let refuse = |what: &str, text: &str| {
+            failed(format!("net/http: invalid header field {what} {text:?}"))
         };
+        let asked = action.http_headers.as_deref().unwrap_or_default();
+        let bytes: usize = asked.iter().map(|header| header.name.len() + header.value.len()).sum();
+        if asked.len() > MAX_HEADERS || bytes > MAX_HEADER_BYTES {
+            return Err(failed(format!(
+                "too many headers: {} of {bytes} bytes, and at most {MAX_HEADERS} of \
+                 {MAX_HEADER_BYTES} bytes can be sent",
+                asked.len()
+            )));
+        }
         let mut headers = HeaderMap::new();
-        for header in action.http_headers.iter().flatten() {
+        for header in asked {
             let name = HeaderName::from_bytes(header.name.as_bytes())
                 .map_err(|_| refuse("name", &header.name))?;
             let value = HeaderValue::from_bytes(header.value.trim().as_bytes())
                 .map_err(|_| refuse("value for", &header.name))?;
-            headers.append(name, value);
+            headers.try_append(name, value).map_err(|error| failed(error.to_string()))?;
         }
         let host = headers.remove(HOST).filter(|host| !host.is_empty());
         // What frames a message is not the author's to say.
@@ -170,6 +184,8 @@ impl Client {
         get: &Get,
         deadline: Option<Instant>,
     ) -> Result<Response<Incoming>, Cause> {
+        let target = get.url.target().parse();
+        let target: Uri = target.map_err(|error| Cause::Other(format!("invalid URL: {error}")))?;
         let stream = dial(&get.url.host, get.url.port()).await?;
         let ends = match (stream.local_addr(), stream.peer_addr()) {
             (Ok(local), Ok(peer)) => format!("{local}->{peer}"),
@@ -177,7 +193,7 @@ impl Client {
         };
         let (stream, greeting) = Heard::new(stream);
         let (answer, greeting) = match (get.url.scheme.as_str(), &self.tls) {
-            ("http", _) => (exchange(get, stream, false, deadline).await, greeting),
+            ("http", _) => (exchange(get, target, stream, false, deadline).await, greeting),
             ("https", Some(config)) => {
                 let name = ServerName::try_from(get.url.host.clone())
                     .map_err(|error| Cause::Other(format!("tls: {error}")))?;
@@ -189,7 +205,7 @@ impl Client {
                     _ => Cause::Other(format!("tls: {error}")),
                 })?;
                 let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-                (exchange(get, stream, http2, deadline).await, greeting)
+                (exchange(get, target, stream, http2, deadline).await, greeting)
             }
             (scheme, _) => {
                 return Err(Cause::Other(format!("unsupported protocol scheme {scheme:?}")));
@@ -222,6 +238,7 @@ fn read_failed(ends: &str, error: &io::Error) -> Cause {
 /// Send the request over a connection that stands, for this once.
 async fn exchange<S>(
     get: &Get,
+    target: Uri,
     stream: S,
     http2: bool,
     deadline: Option<Instant>,
@@ -238,12 +255,14 @@ where
         *request.version_mut() = Version::HTTP_2;
         request.headers_mut().remove(CONNECTION);
         let authority = host.to_str().unwrap_or_default();
-        *request.uri_mut() = target(&format!("https://{authority}{}", get.url.target()));
+        let url = Uri::builder().scheme("https").authority(authority);
+        let path = target.path_and_query().map_or("/", PathAndQuery::as_str);
+        *request.uri_mut() = url.path_and_query(path).build().unwrap_or(target);
         let (mut sender, connection) = http2::Builder::new(Until(deadline)).handshake(io).await?;
         Until(deadline).execute(connection);
         return sender.send_request(request).await;
     }
-    *request.uri_mut() = target(&get.url.target());
+    *request.uri_mut() = target;
     let headers = request.headers_mut();
     headers.insert(HOST, host);
     headers.entry(CONNECTION).or_insert(HeaderValue::from_static("close"));
@@ -251,11 +270,6 @@ where
         http1::Builder::new().title_case_headers(true).handshake(io).await?;
     Until(deadline).execute(connection);
     sender.send_request(request).await
-}
-
-/// An address is escaped, so it can be sent, unless a host in it is none.
-fn target(text: &str) -> hyper::Uri {
-    text.parse().unwrap_or_default()
 }
 
 /// Where an answer leads, if anywhere.

@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Error, REQUEST_TIMEOUT};
+use crate::client::{Item, Reports};
 
 /// Characters in a line of PEM.
 const LINE: usize = 64;
@@ -89,7 +90,8 @@ impl Bundles {
 }
 
 async fn follow(client: Client, known: watch::Sender<Known>, changed: impl Fn()) {
-    let api: Api<ClusterTrustBundle> = Api::all(client);
+    let api: Api<Item<ClusterTrustBundle>> = Api::all(client);
+    let mut reports = Reports::default();
     let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
     let mut listed = BTreeMap::new();
     let name = |bundle: &ClusterTrustBundle| bundle.metadata.name.clone().unwrap_or_default();
@@ -106,8 +108,15 @@ async fn follow(client: Client, known: watch::Sender<Known>, changed: impl Fn())
                 listed.clear();
                 continue;
             }
-            Ok(Event::InitApply(bundle)) => {
-                listed.insert(name(&bundle), bundle);
+            Ok(Event::InitApply(item)) => {
+                match item.read() {
+                    Ok(bundle) => {
+                        listed.insert(name(&bundle), bundle);
+                    }
+                    Err(unreadable) => {
+                        reports.log(&unreadable);
+                    }
+                }
                 continue;
             }
             Ok(Event::InitDone) => {
@@ -116,12 +125,22 @@ async fn follow(client: Client, known: watch::Sender<Known>, changed: impl Fn())
                     continue;
                 }
             }
-            Ok(Event::Apply(bundle)) => edit(&|bundles| {
-                bundles.insert(name(&bundle), bundle.clone());
-            }),
-            Ok(Event::Delete(bundle)) => edit(&|bundles| {
-                bundles.remove(&name(&bundle));
-            }),
+            Ok(Event::Apply(item)) => match item.read() {
+                Ok(bundle) => edit(&|bundles| {
+                    bundles.insert(name(&bundle), bundle.clone());
+                }),
+                // What is known of it serves on.
+                Err(unreadable) => {
+                    reports.log(&unreadable);
+                    continue;
+                }
+            },
+            Ok(Event::Delete(item)) => {
+                let bundle = item.known();
+                edit(&|bundles| {
+                    bundles.remove(&name(&bundle));
+                });
+            }
             Err(error) => {
                 // Those that are known serve on.
                 known.send_if_modified(|known| {

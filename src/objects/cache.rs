@@ -14,16 +14,24 @@ use serde::de::DeserializeOwned;
 use tokio::sync::Mutex as AsyncMutex;
 
 use super::Error;
+use crate::client::Item;
 
 /// An object that pods refer to by name.
 pub(super) trait Named:
-    Metadata<Ty = ObjectMeta> + DeserializeOwned + Clone + Debug + Send + Sync + 'static
+    Metadata<Ty = ObjectMeta>
+    + DeserializeOwned
+    + Default
+    + Clone
+    + Debug
+    + Send
+    + Sync
+    + 'static
 {
     /// What messages call it.
     const NAME: &'static str;
 
     /// Where to ask for it.
-    fn api(client: Client, namespace: &str) -> Api<Self>;
+    fn api(client: Client, namespace: &str) -> Api<Item<Self>>;
 
     /// Whether its data can never change.
     fn immutable(&self) -> bool;
@@ -39,7 +47,7 @@ pub(super) trait Named:
 impl Named for Secret {
     const NAME: &'static str = "secret";
 
-    fn api(client: Client, namespace: &str) -> Api<Self> {
+    fn api(client: Client, namespace: &str) -> Api<Item<Self>> {
         Api::namespaced(client, namespace)
     }
 
@@ -51,7 +59,7 @@ impl Named for Secret {
 impl Named for ConfigMap {
     const NAME: &'static str = "configmap";
 
-    fn api(client: Client, namespace: &str) -> Api<Self> {
+    fn api(client: Client, namespace: &str) -> Api<Item<Self>> {
         Api::namespaced(client, namespace)
     }
 
@@ -63,7 +71,7 @@ impl Named for ConfigMap {
 impl Named for RuntimeClass {
     const NAME: &'static str = "runtimeclass.node.k8s.io";
 
-    fn api(client: Client, _: &str) -> Api<Self> {
+    fn api(client: Client, _: &str) -> Api<Item<Self>> {
         Api::all(client)
     }
 

@@ -8,11 +8,12 @@ use tracing::debug;
 
 use super::cache::{Key, Named};
 use super::follow::follow;
+use crate::client::Item;
 
 impl Named for CSIDriver {
     const NAME: &'static str = "csidriver.storage.k8s.io";
 
-    fn api(client: Client, _: &str) -> Api<Self> {
+    fn api(client: Client, _: &str) -> Api<Item<Self>> {
         Api::all(client)
     }
 

@@ -12,12 +12,12 @@ use http_body_util::BodyExt;
 use kube::api::ListParams;
 use kube::client::Body;
 use kube::core::{Request, WatchEvent};
-use kube::{Client, Error as KubeError};
+use kube::{Client, Error as KubeError, Resource};
 use tokio::sync::Notify;
 
 use super::cache::{Key, Named};
 use super::{Error, REQUEST_TIMEOUT, within};
-use crate::client::SharesConnection;
+use crate::client::{Item, SharesConnection};
 
 /// Pauses after failures, as upstream's: each twice the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(800);
@@ -49,10 +49,11 @@ pub(super) async fn follow<K: Named>(
     let mut pause = FIRST_PAUSE;
     loop {
         match followed.list::<K>().await {
-            Ok((object, version)) => {
+            Ok((item, version)) => {
                 pause = FIRST_PAUSE;
-                let lasts = object.as_ref().is_some_and(Named::immutable);
-                tell(Ok(object));
+                let found = read(&followed.key, item);
+                let lasts = matches!(&found, Ok(Some(object)) if object.immutable());
+                tell(found);
                 if lasts || followed.watch(version, hurry, &tell).await {
                     return;
                 }
@@ -108,11 +109,11 @@ impl Followed {
     }
 
     /// The object, and the version from which to watch it.
-    async fn list<K: Named>(&self) -> Result<(Option<K>, String), KubeError> {
+    async fn list<K: Named>(&self) -> Result<(Option<Item<K>>, String), KubeError> {
         let api = K::api(self.client.clone(), &self.key.namespace);
         let list = within(REQUEST_TIMEOUT, api.list(&self.selector())).await?;
         let version = list.metadata.resource_version.unwrap_or_default();
-        let is_it = |object: &K| object.metadata().name.as_deref() == Some(&*self.key.name);
+        let is_it = |item: &Item<K>| item.meta().name.as_deref() == Some(&*self.key.name);
         Ok((list.items.into_iter().find(is_it), version))
     }
 
@@ -174,7 +175,8 @@ impl Followed {
                     }
                     if line.ends_with(b"\n") {
                         let event = serde_json::from_slice(&std::mem::take(&mut line));
-                        if take_in(event.map_err(KubeError::SerdeError)?, version, tell)? {
+                        let event = event.map_err(KubeError::SerdeError)?;
+                        if take_in(&self.key, event, version, tell)? {
                             return Ok(true);
                         }
                     }
@@ -205,25 +207,33 @@ impl Followed {
 
 /// Takes in an event; whether it was the last.
 fn take_in<K: Named>(
-    event: WatchEvent<K>,
+    key: &Key,
+    event: WatchEvent<Item<K>>,
     version: &mut String,
     tell: &impl Fn(Found<K>),
 ) -> Result<bool, Cut> {
-    let (object, is_there) = match event {
-        WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, true),
-        WatchEvent::Deleted(object) => (object, false),
+    let (item, is_there) = match event {
+        WatchEvent::Added(item) | WatchEvent::Modified(item) => (item, true),
+        WatchEvent::Deleted(item) => (item, false),
         WatchEvent::Bookmark(bookmark) => {
             version.clone_from(&bookmark.metadata.resource_version);
             return Ok(false);
         }
         WatchEvent::Error(status) => return Err(KubeError::Api(status).into()),
     };
-    if let Some(newer) = &object.metadata().resource_version {
+    if let Some(newer) = &item.meta().resource_version {
         version.clone_from(newer);
     }
-    let lasts = is_there && object.immutable();
-    tell(Ok(is_there.then_some(object)));
+    let found = read(key, is_there.then_some(item));
+    let lasts = matches!(&found, Ok(Some(object)) if object.immutable());
+    tell(found);
     Ok(lasts)
+}
+
+/// The object, or an error when it does not decode: its watch goes on all the same.
+fn read<K: Named>(key: &Key, item: Option<Item<K>>) -> Found<K> {
+    let object = item.map(Item::read).transpose();
+    object.map_err(|error| Error::request(key.action::<K>(), error.into()))
 }
 
 /// A value in a field selector.

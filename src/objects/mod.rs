@@ -34,6 +34,7 @@ pub use drivers::follow_driver;
 pub use error::Error;
 pub(crate) use error::root_cause;
 
+use crate::client::object;
 use crate::config::Config;
 use bundles::Bundles;
 use cache::{Cache, Key, Named};
@@ -277,7 +278,8 @@ async fn fetch<K: Named>(client: &Client, key: &Key, known: bool) -> Result<K, E
         false => (GetParams::default(), REQUEST_TIMEOUT),
     };
     let api = K::api(client.clone(), &key.namespace);
-    within(deadline, api.get_with(&key.name, &params)).await.map_err(|error| match error {
+    let request = object(api.get_with(&key.name, &params));
+    within(deadline, request).await.map_err(|error| match error {
         KubeError::Api(status) if status.code == 404 => {
             Error::NotFound { kind: K::NAME, name: key.name.to_string() }
         }

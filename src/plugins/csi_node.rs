@@ -15,6 +15,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
+use crate::client::{Item, object, optional};
 use super::error::Error;
 
 /// The node's names at its drivers, as a JSON object by the driver's name.
@@ -127,8 +128,8 @@ impl CsiNode {
         told: &NodeGetInfoResponse,
     ) -> Result<(), Error> {
         let topology = told.accessible_topology.clone().unwrap_or_default().segments;
-        let nodes = Api::<Node>::all(client.clone());
-        let node = nodes.get(&self.name).await.map_err(asking_node)?;
+        let nodes = Api::<Item<Node>>::all(client.clone());
+        let node = object(nodes.get(&self.name)).await.map_err(asking_node)?;
         let labels = new_labels(node.metadata.labels.as_ref(), &topology)?;
         let ids = with_id(node.metadata.annotations.as_ref(), driver, Some(&told.node_id))?;
         self.patch_node(&nodes, ids, labels).await?;
@@ -147,12 +148,12 @@ impl CsiNode {
     }
 
     async fn try_uninstall(&self, client: &Client, driver: &str) -> Result<(), Error> {
-        let csi_nodes = Api::<CSINode>::all(client.clone());
-        if let Some(known) = csi_nodes.get_opt(&self.name).await.map_err(asking_csi_node)? {
+        let csi_nodes = Api::<Item<CSINode>>::all(client.clone());
+        if let Some(known) = optional(csi_nodes.get_opt(&self.name)).await.map_err(asking_csi_node)? {
             self.replace(client, known, None, driver).await?;
         }
-        let nodes = Api::<Node>::all(client.clone());
-        let Some(node) = nodes.get_opt(&self.name).await.map_err(asking_node)? else {
+        let nodes = Api::<Item<Node>>::all(client.clone());
+        let Some(node) = optional(nodes.get_opt(&self.name)).await.map_err(asking_node)? else {
             return Ok(());
         };
         let ids = with_id(node.metadata.annotations.as_ref(), driver, None)?;
@@ -161,7 +162,7 @@ impl CsiNode {
 
     async fn patch_node(
         &self,
-        nodes: &Api<Node>,
+        nodes: &Api<Item<Node>>,
         ids: Option<Value>,
         labels: BTreeMap<String, String>,
     ) -> Result<(), Error> {
@@ -181,10 +182,11 @@ impl CsiNode {
     /// The CSINode of this node, made or put right if need be; `None` where the cluster knows no
     /// such objects.
     async fn initialized(&self, client: &Client) -> Result<Option<CSINode>, Error> {
-        let node = Api::<Node>::all(client.clone()).get(&self.name).await.map_err(asking_node)?;
+        let nodes = Api::<Item<Node>>::all(client.clone());
+        let node = object(nodes.get(&self.name)).await.map_err(asking_node)?;
         let uid = node.metadata.uid.unwrap_or_default();
-        let csi_nodes = Api::<CSINode>::all(client.clone());
-        let known = csi_nodes.get_opt(&self.name).await.map_err(asking_csi_node)?;
+        let csi_nodes = Api::<Item<CSINode>>::all(client.clone());
+        let known = optional(csi_nodes.get_opt(&self.name)).await.map_err(asking_csi_node)?;
         let foreign = known.as_ref().filter(|known| !is_of(known, &self.name, &uid));
         if foreign.is_some() {
             // That of an earlier node of the name, whose drivers are not ours.
@@ -199,10 +201,14 @@ impl CsiNode {
                 }
                 let changes = json!({"metadata": {"annotations": {MIGRATED: migrated}}});
                 let (patch, params) = (Patch::Merge(changes), PatchParams::default());
-                let patched = csi_nodes.patch(&self.name, &params, &patch).await;
+                let patched = object(csi_nodes.patch(&self.name, &params, &patch)).await;
                 patched.map(Some).map_err(|error| Error::api("annotate the CSINode", &error))
             }
-            _ => match csi_nodes.create(&PostParams::default(), &fresh(&self.name, &uid)).await {
+            _ => match object(
+                csi_nodes.create(&PostParams::default(), &fresh(&self.name, &uid).into()),
+            )
+            .await
+            {
                 // Not of the name, which is new: the kind is unknown.
                 Err(KubeError::Api(status)) if status.code == 404 => {
                     warn!("the cluster keeps no CSINodes: nobody hears of this node's CSI drivers");
@@ -224,8 +230,8 @@ impl CsiNode {
         let Some(drivers) = with_entry(&known.spec.drivers, entry, driver) else { return Ok(()) };
         known.spec.drivers = drivers;
         // With the version that was read: what others have written meanwhile is not lost.
-        let csi_nodes = Api::<CSINode>::all(client.clone());
-        let replaced = csi_nodes.replace(&self.name, &PostParams::default(), &known).await;
+        let csi_nodes = Api::<Item<CSINode>>::all(client.clone());
+        let replaced = csi_nodes.replace(&self.name, &PostParams::default(), &known.into()).await;
         replaced
             .map(drop)
             .map_err(|error| Error::api("update the CSINode with CSI driver node info", &error))

@@ -1,5 +1,6 @@
 //! What the apiserver has, told as it changes: services, slices of their endpoints (endpoints where
 //! there are no slices), and the node's own object. Objects are looked at one by one and not kept.
+//! Of one that cannot be decoded, what was known before stays in force.
 //!
 //! `configSyncPeriod` has nothing to do here: a watch that misses something begins with a new list.
 
@@ -8,6 +9,7 @@ use std::fmt::Debug;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Endpoints, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
@@ -15,6 +17,8 @@ use longshore_proxy::model::{ServiceName, Tracker};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tracing::{info, warn};
+
+use crate::client::{Item, Reports};
 
 /// Objects of one answer, where the apiserver does not send a list as a stream.
 const PAGE: u32 = 500;
@@ -38,20 +42,27 @@ pub(super) trait Listener: Sync {
 /// Tells of services until dropped; `listed` is set when all are told for the first time.
 pub(super) async fn services(client: Client, to: &dyn Listener, listed: watch::Sender<bool>) {
     let config = watcher::Config::default().labels(NOT_ANOTHERS).fields(WITH_ADDRESS);
-    let each = |event: Event<Service>| match event {
+    let mut reports = Reports::default();
+    let each = |event: Event<Item<Service>>| match event {
         Event::Init => to.service(&|tracker| {
             tracker.begin_list_services();
             false
         }),
-        Event::InitApply(it) | Event::Apply(it) => {
-            to.service(&|tracker| tracker.apply_service(&it));
-        }
+        Event::InitApply(it) | Event::Apply(it) => match it.read() {
+            Ok(it) => to.service(&|tracker| tracker.apply_service(&it)),
+            Err(bad) => {
+                reports.log(&bad);
+                if let Some(name) = name(&bad.metadata) {
+                    to.service(&|tracker| tracker.keep_service(&name));
+                }
+            }
+        },
         Event::InitDone => {
             to.service(&Tracker::end_list_services);
             listed.send_replace(true);
         }
         Event::Delete(it) => {
-            if let Some(name) = name(&it) {
+            if let Some(name) = name(it.meta()) {
                 to.service(&|tracker| tracker.delete_service(&name));
             }
         }
@@ -72,24 +83,41 @@ pub(super) async fn endpoints(client: Client, to: &dyn Listener, listed: watch::
         listed.send_replace(true);
     };
     let config = watcher::Config::default().labels(&format!("{NOT_HEADLESS},{NOT_ANOTHERS}"));
-    let each = |event: Event<EndpointSlice>| match event {
+    let mut reports = Reports::default();
+    let each = |event: Event<Item<EndpointSlice>>| match event {
         Event::Init => begin(),
-        Event::InitApply(it) | Event::Apply(it) => {
-            to.endpoints(&|tracker| tracker.apply_slice(&it));
-        }
+        Event::InitApply(it) | Event::Apply(it) => match it.read() {
+            Ok(it) => to.endpoints(&|tracker| tracker.apply_slice(&it)),
+            Err(bad) => {
+                reports.log(&bad);
+                if let Some(name) = name(&bad.metadata) {
+                    to.endpoints(&|tracker| tracker.keep_slice(&name));
+                }
+            }
+        },
         Event::InitDone => end(),
-        Event::Delete(it) => to.endpoints(&|tracker| tracker.delete_slice(&it)),
+        Event::Delete(it) => {
+            let it = it.known();
+            to.endpoints(&|tracker| tracker.delete_slice(&it));
+        }
     };
     follow(Api::all(client.clone()), &config, "endpoint slices", each).await;
     info!("the apiserver has no endpoint slices: endpoints are followed in their place");
-    let each = |event: Event<Endpoints>| match event {
+    let mut reports = Reports::default();
+    let each = |event: Event<Item<Endpoints>>| match event {
         Event::Init => begin(),
-        Event::InitApply(it) | Event::Apply(it) => {
-            to.endpoints(&|tracker| tracker.apply_endpoints(&it));
-        }
+        Event::InitApply(it) | Event::Apply(it) => match it.read() {
+            Ok(it) => to.endpoints(&|tracker| tracker.apply_endpoints(&it)),
+            Err(bad) => {
+                reports.log(&bad);
+                if let Some(name) = name(&bad.metadata) {
+                    to.endpoints(&|tracker| tracker.keep_endpoints(&name));
+                }
+            }
+        },
         Event::InitDone => end(),
         Event::Delete(it) => {
-            if let Some(name) = name(&it) {
+            if let Some(name) = name(it.meta()) {
                 to.endpoints(&|tracker| tracker.delete_endpoints(&name));
             }
         }
@@ -101,11 +129,19 @@ pub(super) async fn endpoints(client: Client, to: &dyn Listener, listed: watch::
 pub(super) async fn node(client: Client, name: &str, known: watch::Sender<Option<Node>>) {
     let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let mut listed = false;
-    let each = |event: Event<Node>| match event {
+    let mut reports = Reports::default();
+    let each = |event: Event<Item<Node>>| match event {
         Event::Init => listed = false,
-        Event::InitApply(node) | Event::Apply(node) => {
+        Event::InitApply(it) | Event::Apply(it) => {
             listed = true;
-            known.send_replace(Some(node));
+            match it.read() {
+                Ok(node) => {
+                    known.send_replace(Some(node));
+                }
+                Err(bad) => {
+                    reports.log(&bad);
+                }
+            }
         }
         Event::InitDone if listed => {}
         Event::InitDone | Event::Delete(_) => {
@@ -117,19 +153,18 @@ pub(super) async fn node(client: Client, name: &str, known: watch::Sender<Option
     follow(Api::all(client), &config, "the node", each).await;
 }
 
-fn name<K: Resource>(object: &K) -> Option<ServiceName> {
-    let metadata = object.meta();
+fn name(metadata: &ObjectMeta) -> Option<ServiceName> {
     Some(ServiceName::new(metadata.namespace.as_deref()?, metadata.name.as_deref()?))
 }
 
 /// Tells of each event; ends only when the apiserver has no such kind of object.
 async fn follow<K>(
-    api: Api<K>,
+    api: Api<Item<K>>,
     config: &watcher::Config,
     what: &str,
-    mut each: impl FnMut(Event<K>),
+    mut each: impl FnMut(Event<Item<K>>),
 ) where
-    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+    K: k8s_openapi::Resource + Resource + Clone + Debug + Default + DeserializeOwned + Send + 'static,
 {
     // A list as a stream is one request however long it is, and never whole in memory.
     let mut config = config.clone().streaming_lists();

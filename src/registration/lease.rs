@@ -14,6 +14,8 @@ use longshore_base::time;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
+use crate::client::{Item, object, optional};
+
 const NAMESPACE: &str = "kube-node-lease";
 /// Pauses between tries while the lease cannot be renewed.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -61,7 +63,7 @@ pub async fn renew(
 }
 
 struct Heart {
-    api: Api<Lease>,
+    api: Api<Item<Lease>>,
     name: String,
     duration_seconds: i32,
     node: watch::Receiver<Option<Arc<Node>>>,
@@ -86,11 +88,14 @@ impl Heart {
         // taken, so that whatever fails below leads to asking for it anew
         let known = match self.lease.take() {
             Some(lease) => Some(lease),
-            None => self.api.get_opt(&self.name).await?,
+            None => optional(self.api.get_opt(&self.name)).await?,
         };
         let parameters = PostParams::default();
         self.lease = Some(match known {
-            Some(lease) => self.api.replace(&self.name, &parameters, &self.renewed(lease)).await?,
+            Some(lease) => {
+                let renewed = self.renewed(lease).into();
+                object(self.api.replace(&self.name, &parameters, &renewed)).await?
+            }
             None => {
                 let owner = self.owner().ok_or(BeatError::NoNode)?;
                 let metadata = ObjectMeta {
@@ -100,7 +105,7 @@ impl Heart {
                     ..ObjectMeta::default()
                 };
                 let lease = self.renewed(Lease { metadata, spec: None });
-                self.api.create(&parameters, &lease).await?
+                object(self.api.create(&parameters, &lease.into())).await?
             }
         });
         Ok(())

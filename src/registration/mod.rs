@@ -41,6 +41,7 @@ pub use self::lease::renew as renew_lease;
 pub use self::machine::{Machine, disk_capacity, online_cpus};
 pub use self::startup::Startup;
 use self::status::Facts;
+use crate::client::{Item, Reports, object};
 use crate::config::Config;
 use crate::events::{EventType, Recorder, node_reference};
 
@@ -57,7 +58,7 @@ pub struct Registration {
     inputs: Inputs,
     startup: Startup,
     machine: Machine,
-    api: Api<Node>,
+    api: Api<Item<Node>>,
     node: watch::Sender<Option<Arc<Node>>>,
     addresses: Option<Vec<IpAddr>>,
     unschedulable: bool,
@@ -123,19 +124,19 @@ impl Registration {
     async fn try_register(&mut self) -> Result<Node, KubeError> {
         let status = self.status(&NodeStatus::default()).await;
         let wanted = node::initial(&self.config, status);
-        match self.api.create(&PostParams::default(), &wanted).await {
+        match self.api.create(&PostParams::default(), &wanted.into()).await {
             Err(KubeError::Api(status)) if status.code == 409 || status.code == 403 => {
                 // an earlier daemon, or somebody's hand, has made it: theirs is kept
                 debug!("the node may exist already: {status}");
             }
             outcome => {
-                let node = outcome?;
+                let node = outcome?.read()?;
                 self.startup.made();
                 self.note_ready(&node);
                 return Ok(node);
             }
         }
-        let existing = self.api.get(&self.config.node_name).await?;
+        let existing = object(self.api.get(&self.config.node_name)).await?;
         match node::reconcile(&self.config, &existing) {
             Some(changes) => self.patch(changes).await,
             None => Ok(existing),
@@ -179,7 +180,8 @@ impl Registration {
         }
         let changes = Patch::Strategic(patch::status_patch(old, &new));
         let parameters = PatchParams::default();
-        let told = self.api.patch_status(&self.config.node_name, &parameters, &changes).await?;
+        let told = self.api.patch_status(&self.config.node_name, &parameters, &changes);
+        let told = object(told).await?;
         self.note_ready(&told);
         learn(&self.node, told);
         self.announce(old, &new);
@@ -191,8 +193,9 @@ impl Registration {
 
     async fn patch(&self, changes: Value) -> Result<Node, KubeError> {
         let changes = Patch::Strategic(changes);
+        let parameters = PatchParams::default();
         let node =
-            self.api.patch(&self.config.node_name, &PatchParams::default(), &changes).await?;
+            object(self.api.patch(&self.config.node_name, &parameters, &changes)).await?;
         learn(&self.node, node.clone());
         Ok(node)
     }
@@ -312,11 +315,17 @@ fn transitions(old: &NodeStatus, new: &NodeStatus) -> Vec<&'static str> {
 }
 
 /// Follows the node object by a watch, for as long as it is polled.
-async fn follow(api: Api<Node>, name: String, known: watch::Sender<Option<Arc<Node>>>) {
+async fn follow(api: Api<Item<Node>>, name: String, known: watch::Sender<Option<Arc<Node>>>) {
     let mut stream = Box::pin(watch_object(api, &name).default_backoff());
+    let mut reports = Reports::default();
     while let Some(event) = stream.next().await {
         match event {
-            Ok(Some(node)) => learn(&known, node),
+            Ok(Some(item)) => match item.read() {
+                Ok(node) => learn(&known, node),
+                Err(unreadable) => {
+                    reports.log(&unreadable);
+                }
+            },
             Ok(None) => {
                 known.send_replace(None);
             }

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use longshore_cri::v1;
-use longshore_pod::expand::expand;
 
+use super::arguments::expanded_words;
 use super::env::Environment;
 use super::security::ImageUser;
 use super::{Error, Settings, labels, resources, security};
@@ -30,10 +30,12 @@ pub(super) struct Inputs<'a> {
 pub(super) fn config(inputs: Inputs<'_>) -> Result<v1::ContainerConfig, Error> {
     let Inputs { settings, pod, container, restart_count, .. } = inputs;
     let pod_spec = pod.spec.as_ref().ok_or(Error::NoSpec)?;
-    let expanded = |words: &Option<Vec<String>>| -> Vec<String> {
-        let words = words.iter().flatten();
-        words.map(|word| expand(word, |name| inputs.environment.get(name))).collect()
+    let expanded = |what, words: &Option<Vec<String>>| {
+        let words = words.as_deref().unwrap_or_default();
+        expanded_words(what, words, |name| inputs.environment.get(name))
     };
+    let command = expanded("command", &container.command)?;
+    let args = expanded("args", &container.args)?;
     let mut security_context = security::context(
         settings,
         pod,
@@ -53,8 +55,8 @@ pub(super) fn config(inputs: Inputs<'_>) -> Result<v1::ContainerConfig, Error> {
             user_specified_image: container.image.clone().unwrap_or_default(),
             ..v1::ImageSpec::default()
         }),
-        command: expanded(&container.command),
-        args: expanded(&container.args),
+        command,
+        args,
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: inputs
             .environment

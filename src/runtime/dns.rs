@@ -1,5 +1,7 @@
 //! The resolver config of a pod, by its DNS policy.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -69,12 +71,12 @@ pub(super) fn config(
     if let Some(own) = &pod_spec.dns_config {
         config.servers.extend(own.nameservers.iter().flatten().cloned());
         config.searches.extend(own.searches.iter().flatten().cloned());
-        for option in own.options.iter().flatten() {
+        let own = own.options.iter().flatten().map(|option| {
             let name = option.name.clone().unwrap_or_default();
             let value = option.value.as_deref().filter(|value| !value.is_empty());
-            let text = value.map_or_else(|| name.clone(), |value| format!("{name}:{value}"));
-            set_option(&mut config.options, text);
-        }
+            value.map_or_else(|| name.clone(), |value| format!("{name}:{value}"))
+        });
+        config.options = unique(std::mem::take(&mut config.options).into_iter().chain(own));
         dedup(&mut config.servers);
         dedup(&mut config.searches);
     }
@@ -114,21 +116,29 @@ fn parse(text: &str) -> v1::DnsConfig {
                     .map(|domain| domain.strip_suffix('.').unwrap_or(domain).to_owned())
                     .collect();
             }
-            Some("options") => {
-                words.for_each(|word| set_option(&mut config.options, word.to_owned()))
-            }
+            Some("options") => config.options.extend(words.map(str::to_owned)),
             _ => {}
         }
     }
+    config.options = unique(config.options);
     config
 }
 
-fn set_option(options: &mut Vec<String>, option: String) {
+/// Of options of one name, the last, in the place of the first.
+fn unique(options: impl IntoIterator<Item = String>) -> Vec<String> {
     let name = |option: &str| option.split(':').next().unwrap_or_default().to_owned();
-    match options.iter_mut().find(|known| name(known) == name(&option)) {
-        Some(known) => *known = option,
-        None => options.push(option),
+    let mut places = HashMap::new();
+    let mut unique: Vec<String> = Vec::new();
+    for option in options {
+        match places.entry(name(&option)) {
+            Entry::Occupied(place) => unique[*place.get()] = option,
+            Entry::Vacant(place) => {
+                place.insert(unique.len());
+                unique.push(option);
+            }
+        }
     }
+    unique
 }
 
 fn dedup(list: &mut Vec<String>) {

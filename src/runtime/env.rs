@@ -1,10 +1,13 @@
 //! The environment of a container.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
 use k8s_openapi::api::core::v1::{Container, EnvVarSource, FileKeySelector, Pod};
 use longshore_pod::downward::{self, Addresses};
-use longshore_pod::expand::expand;
 use longshore_pod::spec;
 
+use super::arguments::{MAX_TOTAL, TooLong, expanded, max_word};
 use super::{Error, PodRuntime, env_file};
 use crate::services::Variables;
 use crate::volumes::PodMounts;
@@ -13,30 +16,52 @@ use crate::volumes::PodMounts;
 #[derive(Debug, Default)]
 pub(super) struct Environment {
     own: Vec<(String, Vec<u8>)>,
+    /// Where a name is in `own`.
+    places: HashMap<String, usize>,
+    /// The bytes in `own`.
+    size: usize,
     services: Variables,
 }
 
 impl Environment {
     /// The value of a variable, if it has one that is text.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
-        match self.own.iter().find(|(known, _)| known == name) {
-            Some((_, value)) => std::str::from_utf8(value).ok(),
+        match self.places.get(name) {
+            Some(at) => std::str::from_utf8(&self.own[*at].1).ok(),
             None => self.services.get(name).map(String::as_str),
         }
     }
 
     /// The variables: the own ones in the order in which they were first set, then services'.
     pub(super) fn into_inner(self) -> impl Iterator<Item = (String, Vec<u8>)> {
-        let Self { own, mut services } = self;
+        let Self { own, mut services, .. } = self;
         own.iter().for_each(|(name, _)| drop(services.remove(name)));
         let services = services.into_iter().map(|(name, value)| (name, value.into_bytes()));
         own.into_iter().chain(services)
     }
 
-    fn set(&mut self, name: String, value: Vec<u8>) {
-        match self.own.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, known)) => *known = value,
-            None => self.own.push((name, value)),
+    fn set(&mut self, name: String, value: Vec<u8>) -> Result<(), Error> {
+        if name.len() + value.len() >= max_word() {
+            let limit = max_word();
+            let name = &name[..name.floor_char_boundary(256)];
+            let message = format!("environment variable {name:?} is longer than {limit} bytes");
+            return Err(TooLong(message).into());
+        }
+        self.size += name.len() + value.len() + 2;
+        match self.places.entry(name) {
+            Entry::Occupied(place) => {
+                let (name, known) = &mut self.own[*place.get()];
+                self.size -= name.len() + known.len() + 2;
+                *known = value;
+            }
+            Entry::Vacant(place) => {
+                self.own.push((place.key().clone(), value));
+                place.insert(self.own.len() - 1);
+            }
+        }
+        match self.size <= MAX_TOTAL {
+            true => Ok(()),
+            false => Err(TooLong::total("the environment").into()),
         }
     }
 }
@@ -54,19 +79,20 @@ impl Sources<'_> {
     /// The variables of the container: those of whole objects first, then its own, each of which
     /// may refer to earlier ones and to those of services.
     pub(super) async fn environment(&self) -> Result<Environment, Error> {
-        let mut environment = Environment {
-            own: Vec::new(),
-            services: self.runtime.services.variables(self.pod).await?,
-        };
+        let services = self.runtime.services.variables(self.pod).await?;
+        let mut environment = Environment { services, ..Environment::default() };
         self.add_objects(&mut environment).await?;
         for variable in self.container.env.iter().flatten() {
             let literal = variable.value.as_deref().unwrap_or_default();
             let value = match &variable.value_from {
                 Some(source) if literal.is_empty() => self.value_from(source).await?,
-                _ => Some(expand(literal, |name| environment.get(name)).into_bytes()),
+                _ => {
+                    let value = expanded("a value of env", literal, |name| environment.get(name));
+                    Some(value?.into_bytes())
+                }
             };
             if let Some(value) = value {
-                environment.set(variable.name.clone(), value);
+                environment.set(variable.name.clone(), value)?;
             }
         }
         Ok(environment)
@@ -80,13 +106,13 @@ impl Sources<'_> {
                 let found = objects.config_map(namespace, &reference.name).await;
                 let found = forgive(reference.optional, found)?;
                 for (key, value) in found.iter().flat_map(|map| map.data.iter().flatten()) {
-                    environment.set(format!("{prefix}{key}"), value.clone().into_bytes());
+                    environment.set(format!("{prefix}{key}"), value.clone().into_bytes())?;
                 }
             } else if let Some(reference) = &source.secret_ref {
                 let found = objects.secret(namespace, &reference.name).await;
                 let found = forgive(reference.optional, found)?;
                 for (key, value) in found.iter().flat_map(|secret| secret.data.iter().flatten()) {
-                    environment.set(format!("{prefix}{key}"), value.0.clone());
+                    environment.set(format!("{prefix}{key}"), value.0.clone())?;
                 }
             }
         }
@@ -167,5 +193,39 @@ fn forgive<T>(
         Ok(object) => Ok(Some(object)),
         Err(error) if optional == Some(true) && error.is_not_found() => Ok(None),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Finding 14: each name was looked for in all that were set before.
+    #[test]
+    fn many_variables_are_set_and_found() {
+        let mut environment = Environment::default();
+        for round in 0..2 {
+            for index in 0..100_000 {
+                environment.set(format!("A{index}"), format!("{round}").into_bytes()).unwrap();
+            }
+        }
+        assert!((0..100_000).all(|index| environment.get(&format!("A{index}")) == Some("1")));
+        assert_eq!(environment.get("B"), None);
+        assert_eq!(environment.into_inner().count(), 100_000);
+    }
+
+    /// Finding 13: what a program can have is bounded, however it is made up.
+    #[test]
+    fn variables_are_bounded() {
+        let mut environment = Environment::default();
+        let value = vec![b'x'; max_word() / 2];
+        let error = environment.set("A".repeat(max_word() / 2 + 2), value.clone()).unwrap_err();
+        let expected = format!("is longer than {} bytes", max_word());
+        assert!(error.to_string().ends_with(&expected), "{error}");
+        let mut set = |name: String| environment.set(name, value.clone()).is_ok();
+        // The same name again takes no more room.
+        assert!((0..1000).all(|_| set("A".to_owned())));
+        assert!(!(0..1000).all(|index| set(format!("A{index}"))));
     }
 }

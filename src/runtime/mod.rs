@@ -2,6 +2,7 @@
 //! did to the observer, so that the next plan sees it at once. Holds no state of pods.
 
 mod announce;
+mod arguments;
 mod container;
 mod dns;
 mod env;
@@ -37,6 +38,8 @@ use longshore_pod::spec;
 use tracing::debug;
 
 pub use announce::Announcer;
+pub use arguments::TooLong;
+pub(crate) use arguments::expanded_words;
 pub use images::{Present, Pulls, Verification};
 pub use metrics::{Calls, Metrics};
 pub use settings::Settings;
@@ -137,6 +140,9 @@ pub enum Error {
     /// A sub-path refers to variables that are not set.
     #[error("missing value for {}", .0.join(", "))]
     MissingVariables(Vec<String>),
+    /// The kernel starts no program with words or variables as long as these.
+    #[error(transparent)]
+    LongArguments(#[from] TooLong),
     /// The pod has no ids for users of its own.
     #[error(transparent)]
     UserNamespace(#[from] userns::Error),

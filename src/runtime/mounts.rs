@@ -9,10 +9,13 @@ use longshore_cri::v1;
 use longshore_pod::expand::expand;
 use longshore_pod::spec;
 
+use super::arguments::TooLong;
 use super::env::Environment;
 use super::{Error, PodRuntime, Settings};
 use crate::volumes::{Mounted, PodMounts, SubPath, validate_sub_path};
 
+/// The most bytes of a path: the kernel's PATH_MAX.
+const MAX_PATH: usize = 4096;
 const ETC_HOSTS: &str = "/etc/hosts";
 
 /// What there is for a container to mount.
@@ -116,13 +119,15 @@ impl Sources<'_> {
             return Ok(mount.sub_path.clone().unwrap_or_default());
         };
         let missing = std::cell::RefCell::new(BTreeSet::new());
-        let expanded = expand(path, |name| {
+        let expanded = expand(path, MAX_PATH, |name| {
             let value = self.environment.get(name).filter(|value| !value.is_empty());
             if value.is_none() {
                 missing.borrow_mut().insert(name.to_owned());
             }
             value
         });
+        let expanded = expanded
+            .map_err(|error| TooLong(format!("the sub-path of a mount {error}")))?;
         match missing.into_inner() {
             missing if missing.is_empty() => Ok(expanded),
             missing => Err(Error::MissingVariables(missing.into_iter().collect())),
@@ -152,8 +157,8 @@ pub(super) fn volume_groups(pod: &Pod, volumes: &PodMounts) -> Vec<i64> {
     let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
     let asked = context.and_then(|context| context.supplemental_groups.as_deref());
     let groups = volumes.values().filter_map(|volume| volume.group);
-    let groups: BTreeSet<i64> =
-        groups.filter(|group| !asked.unwrap_or_default().contains(group)).collect();
+    let asked: BTreeSet<i64> = asked.unwrap_or_default().iter().copied().collect();
+    let groups: BTreeSet<i64> = groups.filter(|group| !asked.contains(group)).collect();
     groups.into_iter().collect()
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
@@ -15,12 +16,15 @@ use longshore_pod::spec;
 use tokio::sync::watch;
 use tracing::warn;
 
+use crate::client::{Item, Reports};
 use variables::Entry;
 
 /// Objects of one answer, so that a large cluster's services are never all in memory at full size.
 const PAGE: u32 = 100;
 /// How long a pod that comes before the first list waits for it.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// No program can be started with more bytes of variables: three quarters of the kernel's _STK_LIM.
+const MAX_BYTES: usize = 6 << 20;
 /// The service of the cluster's own API, which every pod of every namespace is told of.
 const MASTER: (&str, &str) = ("default", "kubernetes");
 
@@ -30,6 +34,12 @@ pub enum Error {
     /// No list of services has come yet.
     #[error("services have not yet been read at least once, cannot construct envvars")]
     NotYet,
+    /// The services of the namespace have more ports than can be told.
+    #[error(
+        "argument list too long: the variables of the namespace's services are longer than \
+         {MAX_BYTES} bytes; set enableServiceLinks to false"
+    )]
+    TooMany,
 }
 
 /// Names and values of variables, in the order of their names.
@@ -75,22 +85,29 @@ impl Services {
         }
         let links = pod.spec.as_ref().and_then(|spec| spec.enable_service_links).unwrap_or(true);
         let known = known.borrow();
-        Ok(known
-            .as_ref()
-            .map(|known| known.variables(spec::namespace(pod), links))
-            .unwrap_or_default())
+        match known.as_ref() {
+            Some(known) => known.variables(spec::namespace(pod), links),
+            None => Ok(Variables::new()),
+        }
     }
 }
 
 impl Known {
     fn set(&mut self, service: &Service) {
-        let Some(entry) = Entry::of(service) else { return self.remove(service) };
-        let (namespace, name) = key(service);
+        let (namespace, name) = key(&service.metadata);
+        let Some(entry) = Entry::of(service) else { return self.remove((namespace, name)) };
         self.0.entry(namespace.into()).or_default().insert(name.into(), entry);
     }
 
-    fn remove(&mut self, service: &Service) {
-        let (namespace, name) = key(service);
+    /// A service whose object cannot be decoded stays as it was known.
+    fn keep(&mut self, metadata: &ObjectMeta, known: &Self) {
+        let (namespace, name) = key(metadata);
+        if let Some(entry) = known.0.get(namespace).and_then(|services| services.get(name)) {
+            self.0.entry(namespace.into()).or_default().insert(name.into(), entry.clone());
+        }
+    }
+
+    fn remove(&mut self, (namespace, name): (&str, &str)) {
         if let Some(services) = self.0.get_mut(namespace) {
             services.remove(name);
             if services.is_empty() {
@@ -99,7 +116,7 @@ impl Known {
         }
     }
 
-    fn variables(&self, namespace: &str, links: bool) -> Variables {
+    fn variables(&self, namespace: &str, links: bool) -> Result<Variables, Error> {
         let mut variables = Variables::new();
         let own = self.0.get(namespace).filter(|_| links);
         // A namespace's own service of that name takes the place of the cluster's.
@@ -107,15 +124,19 @@ impl Known {
         if !hidden && let Some(master) = self.0.get(MASTER.0).and_then(|all| all.get(MASTER.1)) {
             master.add_to(MASTER.1, &mut variables);
         }
+        let mut bytes = 0;
         for (name, entry) in own.into_iter().flatten() {
+            bytes += entry.least_bytes(name);
+            if bytes > MAX_BYTES {
+                return Err(Error::TooMany);
+            }
             entry.add_to(name, &mut variables);
         }
-        variables
+        Ok(variables)
     }
 }
 
-fn key(service: &Service) -> (&str, &str) {
-    let metadata = &service.metadata;
+fn key(metadata: &ObjectMeta) -> (&str, &str) {
     (
         metadata.namespace.as_deref().unwrap_or_default(),
         metadata.name.as_deref().unwrap_or_default(),
@@ -124,22 +145,41 @@ fn key(service: &Service) -> (&str, &str) {
 
 async fn follow(client: Client, known: watch::Sender<Option<Known>>) {
     let config = watcher::Config::default().page_size(PAGE);
-    let mut events = watcher(Api::<Service>::all(client), config).default_backoff().boxed();
+    let services = Api::<Item<Service>>::all(client);
+    let mut events = watcher(services, config).default_backoff().boxed();
+    let mut reports = Reports::default();
     let mut listed = Known::default();
     let mut failing = false;
     while let Some(event) = events.next().await {
         match event {
             Ok(Event::Init) => listed = Known::default(),
-            Ok(Event::InitApply(service)) => listed.set(&service),
+            Ok(Event::InitApply(item)) => match item.read() {
+                Ok(service) => listed.set(&service),
+                Err(unreadable) => {
+                    reports.log(&unreadable);
+                    if let Some(known) = known.borrow().as_ref() {
+                        listed.keep(&unreadable.metadata, known);
+                    }
+                }
+            },
             Ok(Event::InitDone) => {
                 let listed = std::mem::take(&mut listed);
                 known.send_replace(Some(listed));
             }
-            Ok(Event::Apply(service)) => {
-                known.send_modify(|known| known.get_or_insert_default().set(&service));
-            }
-            Ok(Event::Delete(service)) => {
-                known.send_modify(|known| known.get_or_insert_default().remove(&service));
+            Ok(Event::Apply(item)) => match item.read() {
+                Ok(service) => {
+                    known.send_modify(|known| known.get_or_insert_default().set(&service));
+                }
+                // It stays as it is known.
+                Err(unreadable) => {
+                    reports.log(&unreadable);
+                }
+            },
+            Ok(Event::Delete(item)) => {
+                let service = item.known();
+                known.send_modify(|known| {
+                    known.get_or_insert_default().remove(key(&service.metadata));
+                });
             }
             Err(error) => {
                 // Told once for each outage.

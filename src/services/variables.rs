@@ -7,14 +7,14 @@ use k8s_openapi::api::core::v1::Service;
 use super::Variables;
 
 /// What variables tell of a service.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Entry {
     address: Box<str>,
     /// At least one.
     ports: Box<[Port]>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Port {
     number: i32,
     /// Empty if it has none.
@@ -39,6 +39,13 @@ impl Entry {
             })
             .collect();
         (!ports.is_empty()).then(|| Self { address: address.into(), ports })
+    }
+
+    /// The least bytes that the variables of the service of that name take: for each port, four that
+    /// begin with the name.
+    pub(super) fn least_bytes(&self, name: &str) -> usize {
+        const LINK: usize = "_PORT_1_TCP_PROTO=tcp".len();
+        self.ports.len() * 4 * (name.len() + LINK)
     }
 
     /// Add the variables of the service of that name.

@@ -1,5 +1,5 @@
 //! A manifest behind a URL, a pod or a list of pods, looked at from time to time. Whatever goes
-//! wrong, what it said last stays.
+//! wrong, what it said last stays; an item of a list that gives no pod leaves the others.
 //!
 //! Current limitations: proxies of the environment are not used.
 
@@ -12,11 +12,12 @@ use axum::http::{Request, Uri};
 use k8s_openapi::api::core::v1::Pod;
 use kube::client::Body;
 use kube::{Client, Config};
+use longshore_pod::spec;
 use tokio::sync::mpsc::Sender;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{info, warn};
 
-use super::manifest::{self, Place};
+use super::manifest::{self, BadItem, Place};
 use super::{Complain, Source, Update};
 
 /// How long one look may take.
@@ -63,6 +64,7 @@ pub async fn poll_url(
     let header = headers(&header, &complain, &url);
     let mut page = Page { url: url.clone(), header, client: None };
     let mut known: Option<Vec<u8>> = None;
+    let mut told: Vec<Pod> = Vec::new();
     let mut failing = false;
     loop {
         ticks.tick().await;
@@ -88,7 +90,10 @@ pub async fn poll_url(
         let empty = content.is_empty();
         known = Some(content);
         let pods = match pods {
-            Ok(pods) => without_twins(pods, &complain, &url),
+            Ok(pods) => {
+                let pods = with_known(pods, &told, &complain, &url);
+                without_twins(pods, &complain, &url)
+            }
             Err(error) => {
                 complain(&url, &error.to_string());
                 // There is nothing yet that could stay: the node need not wait for more.
@@ -98,10 +103,34 @@ pub async fn poll_url(
                 }
             }
         };
+        told.clone_from(&pods);
         if updates.send((Source::Http, Update::Snapshot(pods))).await.is_err() {
             return;
         }
     }
+}
+
+/// The pods of a list; in the place of an item that gives none, the pod that it was before.
+fn with_known(
+    items: Vec<Result<Pod, BadItem>>,
+    told: &[Pod],
+    complain: &Complain,
+    url: &str,
+) -> Vec<Pod> {
+    let known = |bad: &BadItem| {
+        let is_it = |pod: &&Pod| {
+            (spec::namespace(pod), spec::name(pod)) == (bad.name.0.as_str(), bad.name.1.as_str())
+        };
+        told.iter().find(is_it).cloned()
+    };
+    let pod = |item: Result<Pod, BadItem>| match item {
+        Ok(pod) => Some(pod),
+        Err(bad) => {
+            complain(url, &bad.error.to_string());
+            known(&bad)
+        }
+    };
+    items.into_iter().filter_map(pod).collect()
 }
 
 /// Of pods with one name, the first.
@@ -120,12 +149,11 @@ fn headers(fields: &BTreeMap<String, Vec<String>>, complain: &Complain, url: &st
     let mut headers = HeaderMap::new();
     for (name, values) in fields {
         for value in values {
-            match (HeaderName::try_from(name), HeaderValue::try_from(value)) {
-                (Ok(name), Ok(value)) => {
-                    headers.append(name, value);
-                }
+            let header = HeaderName::try_from(name).ok().zip(HeaderValue::try_from(value).ok());
+            let added = header.and_then(|(name, value)| headers.try_append(name, value).ok());
+            if added.is_none() {
                 // The value may be a secret.
-                _ => complain(url, &format!("staticPodURLHeader[{name}]: no header of HTTP")),
+                complain(url, &format!("staticPodURLHeader[{name}]: no header of HTTP"));
             }
         }
     }

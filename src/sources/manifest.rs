@@ -43,11 +43,24 @@ pub(super) fn pod(bytes: &[u8], place: Place<'_>, node_name: &str) -> Result<Pod
     static_pod(decode(document)?, place, node_name)
 }
 
-/// The static pods of a manifest that is a pod or a list of pods.
-pub(super) fn pods(bytes: &[u8], place: Place<'_>, node_name: &str) -> Result<Vec<Pod>, Error> {
+/// An item of a list that gives no pod.
+#[derive(Debug)]
+pub(super) struct BadItem {
+    pub(super) error: Error,
+    /// Namespace and name of the static pod that it would be, as far as they can be read.
+    pub(super) name: (String, String),
+}
+
+/// The static pods of a manifest that is a pod or a list of pods. An item of a list that gives no pod
+/// leaves the others.
+pub(super) fn pods(
+    bytes: &[u8],
+    place: Place<'_>,
+    node_name: &str,
+) -> Result<Vec<Result<Pod, BadItem>>, Error> {
     let mut document = document(bytes)?;
     if document["kind"] == "Pod" {
-        return Ok(vec![static_pod(decode(document)?, place, node_name)?]);
+        return Ok(vec![Ok(static_pod(decode(document)?, place, node_name)?)]);
     }
     expect(&document, "kind", "PodList")?;
     let items = match document["items"].take() {
@@ -56,16 +69,28 @@ pub(super) fn pods(bytes: &[u8], place: Place<'_>, node_name: &str) -> Result<Ve
         _ => return Err(field("items", "is no list")),
     };
     let item = |(index, item): (usize, Value)| {
-        decode(item).and_then(|pod| static_pod(pod, place, node_name)).map_err(
-            |error| match error {
+        let text = |field: &str| item["metadata"][field].as_str().unwrap_or_default().to_owned();
+        let name = (namespace_or_default(text("namespace")), node_wide(&text("name"), node_name));
+        decode(item).and_then(|pod| static_pod(pod, place, node_name)).map_err(|error| {
+            let error = match error {
                 Error::Field { field, reason } => {
                     Error::Field { field: format!("items[{index}].{field}"), reason }
                 }
                 error => error,
-            },
-        )
+            };
+            BadItem { error, name }
+        })
     };
-    items.into_iter().enumerate().map(item).collect()
+    Ok(items.into_iter().enumerate().map(item).collect())
+}
+
+/// The name of a static pod: that of its manifest with the node's.
+fn node_wide(name: &str, node_name: &str) -> String {
+    format!("{name}-{}", node_name.to_lowercase())
+}
+
+fn namespace_or_default(namespace: String) -> String {
+    if namespace.is_empty() { "default".to_owned() } else { namespace }
 }
 
 fn expect(document: &Value, name: &str, wanted: &str) -> Result<(), Error> {
@@ -151,13 +176,11 @@ fn static_pod(mut pod: Pod, place: Place<'_>, node_name: &str) -> Result<Pod, Er
     };
     annotations.insert(spec::SOURCE_ANNOTATION.to_owned(), source.to_owned());
     annotations.insert(spec::HASH_ANNOTATION.to_owned(), uid.clone());
-    let name = format!("{}-{}", spec::name(&pod), node_name.to_lowercase());
+    let name = node_wide(spec::name(&pod), node_name);
     let metadata = &mut pod.metadata;
     metadata.uid = Some(uid);
     metadata.name = Some(name);
-    if metadata.namespace.as_deref().unwrap_or_default().is_empty() {
-        metadata.namespace = Some("default".to_owned());
-    }
+    metadata.namespace = Some(namespace_or_default(metadata.namespace.take().unwrap_or_default()));
     metadata.deletion_timestamp = None;
     metadata.deletion_grace_period_seconds = None;
     metadata.resource_version = None;

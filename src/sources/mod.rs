@@ -9,6 +9,8 @@ mod http;
 mod manifest;
 mod validate;
 
+use std::collections::HashSet;
+
 use k8s_openapi::api::core::v1::Pod;
 
 pub use api::watch_pods;
@@ -39,6 +41,9 @@ pub enum Update {
     Set(Box<Pod>),
     /// One pod is gone.
     Remove(Box<Pod>),
+    /// The UIDs of all pods that the source has and that cannot be decoded: what is known of them
+    /// stays.
+    Unreadable(HashSet<String>),
 }
 
 /// Why a pod is not taken that another one of the same source stands for already.

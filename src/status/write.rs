@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
+use kube::Resource;
 use longshore_pod::spec;
 use serde_json::Value;
 use tracing::{debug, warn};
+
+use crate::client::Item;
 
 use super::{Job, Outcome, patch, version};
 
@@ -32,7 +35,7 @@ pub(super) async fn write(client: kube::Client, job: &Job) -> Outcome {
 }
 
 async fn write_once(client: kube::Client, job: &Job) -> Result<Outcome, kube::Error> {
-    let pods: Api<Pod> = Api::namespaced(client, spec::namespace(&job.pod));
+    let pods: Api<Item<Pod>> = Api::namespaced(client, spec::namespace(&job.pod));
     let name = spec::name(&job.pod);
     let mut taken = 0;
     if let Some(body) = patch::between(&job.object_uid, &job.written, &job.wanted) {
@@ -66,17 +69,17 @@ async fn write_once(client: kube::Client, job: &Job) -> Result<Outcome, kube::Er
 }
 
 /// Gives the version that the object has then.
-async fn patch_status(pods: &Api<Pod>, job: &Job, body: Value) -> Result<u64, kube::Error> {
+async fn patch_status(pods: &Api<Item<Pod>>, job: &Job, body: Value) -> Result<u64, kube::Error> {
     let name = spec::name(&job.pod);
     debug!(pod = name, uid = job.uid, patch = %body, "status changed");
     let pod = pods.patch_status(name, &PatchParams::default(), &Patch::Strategic(body)).await?;
     debug!(pod = name, uid = job.uid, phase = job.wanted.phase, "status written");
-    Ok(version(&pod))
+    Ok(version(&pod.known()))
 }
 
 /// Write what the apiserver takes of a status that it refuses as a whole. The rest is not tried
 /// again before the status or the object changes: it would be refused again.
-async fn write_in_parts(pods: &Api<Pod>, job: &Job, body: Value) -> Result<u64, kube::Error> {
+async fn write_in_parts(pods: &Api<Item<Pod>>, job: &Job, body: Value) -> Result<u64, kube::Error> {
     let mut taken = 0;
     for (field, part) in patch::parts(&body) {
         match patch_status(pods, job, part).await {
@@ -96,14 +99,14 @@ fn is_invalid(error: &kube::Error) -> bool {
 }
 
 /// Whether the object that is written to is there (still).
-async fn is_there(pods: &Api<Pod>, job: &Job) -> Result<bool, kube::Error> {
+async fn is_there(pods: &Api<Item<Pod>>, job: &Job) -> Result<bool, kube::Error> {
     let there = pods.get_opt(spec::name(&job.pod)).await?;
-    Ok(there.is_some_and(|pod| spec::uid(&pod) == job.object_uid))
+    Ok(there.is_some_and(|pod| pod.meta().uid.as_deref() == Some(&*job.object_uid)))
 }
 
 /// A refusal because the object is another one by now, or none, is as good as written: there is
 /// nobody left to tell.
-async fn gone_or(pods: &Api<Pod>, job: &Job, error: kube::Error) -> Result<Outcome, kube::Error> {
+async fn gone_or(pods: &Api<Item<Pod>>, job: &Job, error: kube::Error) -> Result<Outcome, kube::Error> {
     let refused =
         matches!(&error, kube::Error::Api(status) if [404, 409, 422].contains(&status.code));
     if !refused {

@@ -2,14 +2,17 @@
 //! as the Node authorizer allows. Nothing is kept: a pod whose claim is not ready asks again when
 //! its worker tries again.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Volume};
 use kube::api::Api;
-use kube::{Client, Error as KubeError};
+use kube::{Client, Error as KubeError, Resource};
 use longshore_pod::spec;
+use serde::de::DeserializeOwned;
 
 use super::migrated;
+use crate::client::{Item, object};
 
 /// How long one request may take, so that a silent apiserver does not hold a pod's worker.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -133,14 +136,14 @@ pub(super) async fn bound(
     let not_ready = |why| ClaimError::NotReady { claim: claim_name.clone(), why };
     let client =
         client.ok_or_else(|| not_ready(Why::NoClaim("no apiserver is configured".to_owned())))?;
-    let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);
+    let claims = Api::<Item<PersistentVolumeClaim>>::namespaced(client.clone(), namespace);
     let claim = get(claims, &name).await.map_err(|reason| not_ready(Why::NoClaim(reason)))?;
     let volume_name = check_claim(&claim).map_err(not_ready)?;
     if owned && !is_controlled_by(&claim, pod) {
         let pod = format!("{namespace}/{}", spec::name(pod));
         return Err(ClaimError::NotOwned { claim: claim_name, pod });
     }
-    let persistent = get(Api::<PersistentVolume>::all(client.clone()), volume_name).await;
+    let persistent = get(Api::<Item<PersistentVolume>>::all(client.clone()), volume_name).await;
     let persistent = persistent
         .map_err(|reason| not_ready(Why::NoVolume { name: volume_name.to_owned(), reason }))?;
     check_volume(&persistent, &claim).map_err(not_ready)?;
@@ -151,11 +154,11 @@ pub(super) async fn bound(
     Ok(Some(bound))
 }
 
-async fn get<K>(api: Api<K>, name: &str) -> Result<K, String>
+async fn get<K>(api: Api<Item<K>>, name: &str) -> Result<K, String>
 where
-    K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+    K: k8s_openapi::Resource + Resource + DeserializeOwned + Clone + Debug + Default,
 {
-    match tokio::time::timeout(REQUEST_TIMEOUT, api.get(name)).await {
+    match tokio::time::timeout(REQUEST_TIMEOUT, object(api.get(name))).await {
         Err(_) => Err(format!("no answer within {REQUEST_TIMEOUT:?}")),
         Ok(Ok(object)) => Ok(object),
         Ok(Err(KubeError::Api(status))) => Err(status.message),

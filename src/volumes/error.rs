@@ -30,6 +30,9 @@ pub(super) const MAP_CHECK: &str = "MapVolume.NodeAffinity check";
 /// Why a volume could not be set up, refreshed or taken down. The text is fit for a pod's event.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The files of a volume are more than the node holds for one.
+    #[error("the files of the volume are larger than {0} bytes together")]
+    LargePayload(usize),
     /// One volume of the pod failed.
     #[error("{operation} failed for volume {volume:?} : {source}")]
     SetUp {

@@ -17,6 +17,9 @@ use crate::objects::Objects;
 
 /// What the API takes for a mode that is left out.
 const DEFAULT_MODE: i32 = 0o644;
+/// The most bytes of all files of a volume: each of thousands of paths can name the same key.
+/// Upstream takes any, and holds them in memory too.
+const MAX_SIZE: usize = 128 << 20;
 const LONGEST_PATH: usize = 4096;
 const LONGEST_NAME: usize = 255;
 
@@ -30,11 +33,15 @@ pub(super) struct File {
 
 /// The files of a volume by their path in it, which is relative and stays inside.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Payload(BTreeMap<PathBuf, File>);
+pub(super) struct Payload {
+    files: BTreeMap<PathBuf, File>,
+    /// The bytes of all files.
+    size: usize,
+}
 
 impl Payload {
     pub(super) fn files(&self) -> impl Iterator<Item = (&Path, &File)> {
-        self.0.iter().map(|(path, file)| (path.as_path(), file))
+        self.files.iter().map(|(path, file)| (path.as_path(), file))
     }
 
     pub(super) fn add(
@@ -45,8 +52,10 @@ impl Payload {
         owner: Option<u32>,
     ) -> Result<(), Error> {
         let mode = u32::try_from(mode).unwrap_or_default() & 0o7777;
-        self.0.insert(file_path(path)?, File { data, mode, owner });
-        Ok(())
+        self.size += data.len();
+        let before = self.files.insert(file_path(path)?, File { data, mode, owner });
+        self.size -= before.map_or(0, |before| before.data.len());
+        if self.size > MAX_SIZE { Err(Error::LargePayload(MAX_SIZE)) } else { Ok(()) }
     }
 }
 
@@ -246,12 +255,17 @@ impl Sources<'_> {
 /// An object whose keys become files.
 trait Keys {
     fn all(&self) -> impl Iterator<Item = (&str, &[u8])>;
+    fn get(&self, key: &str) -> Option<&[u8]>;
     fn missing(key: &str) -> Error;
 }
 
 impl Keys for Secret {
     fn all(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.data.iter().flatten().map(|(key, data)| (key.as_str(), data.0.as_slice()))
+    }
+
+    fn get(&self, key: &str) -> Option<&[u8]> {
+        self.data.as_ref()?.get(key).map(|data| data.0.as_slice())
     }
 
     fn missing(key: &str) -> Error {
@@ -264,6 +278,12 @@ impl Keys for ConfigMap {
         let text = self.data.iter().flatten().map(|(key, text)| (key.as_str(), text.as_bytes()));
         let binary = self.binary_data.iter().flatten();
         text.chain(binary.map(|(key, data)| (key.as_str(), data.0.as_slice())))
+    }
+
+    fn get(&self, key: &str) -> Option<&[u8]> {
+        let text = self.data.as_ref().and_then(|data| data.get(key)).map(String::as_bytes);
+        let binary = || Some(self.binary_data.as_ref()?.get(key)?.0.as_slice());
+        text.or_else(binary)
     }
 
     fn missing(key: &str) -> Error {
@@ -285,8 +305,8 @@ fn add_keys<K: Keys>(
             .try_for_each(|(key, data)| payload.add(key, data.to_vec(), default_mode, None));
     };
     for item in items {
-        match object.all().find(|(key, _)| *key == item.key) {
-            Some((_, data)) => {
+        match object.get(&item.key) {
+            Some(data) => {
                 payload.add(&item.path, data.to_vec(), item.mode.unwrap_or(default_mode), None)?;
             }
             None if optional => {}

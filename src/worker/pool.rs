@@ -247,7 +247,7 @@ impl Pool {
     fn remove_orphan(&mut self, observed: &ObservedPod) -> bool {
         let uid = &observed.uid;
         let mut workers = self.workers.workers();
-        if workers.contains_key(uid) || self.desired.pod(uid).is_some() {
+        if workers.contains_key(uid) || self.desired.has(uid) {
             return false;
         }
         let (pod, namespace) = (&observed.name, &observed.namespace);

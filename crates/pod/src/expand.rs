@@ -1,41 +1,71 @@
 //! `$(NAME)` references in commands, arguments, environment values and sub-paths.
 
+/// An expanded text would be longer than what takes it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("is longer than {limit} bytes once its references are expanded")]
+pub struct TooLong {
+    /// The most bytes that it may have.
+    pub limit: usize,
+}
+
 /// Replace each `$(NAME)` by what `lookup` gives; an unknown name stays as it is, and `$$` is a
-/// dollar sign that starts no reference.
-pub fn expand<'a>(input: &str, lookup: impl Fn(&str) -> Option<&'a str>) -> String {
-    let mut output = String::with_capacity(input.len());
+/// dollar sign that starts no reference. The result has at most `limit` bytes: variables that refer
+/// to each other twice each would double it with each of them.
+pub fn expand<'a>(
+    input: &str,
+    limit: usize,
+    lookup: impl Fn(&str) -> Option<&'a str>,
+) -> Result<String, TooLong> {
+    let mut output = Bounded { text: String::new(), limit };
     let mut rest = input;
+    // Looked for once: a text may hold many beginnings and no end.
+    let last_end = input.rfind(')').map_or(0, |at| at + 1);
+    let end_of_ends = input.len() - last_end;
     while let Some(at) = rest.find('$') {
-        output.push_str(&rest[..at]);
+        output.push(&rest[..at])?;
         rest = &rest[at + 1..];
+        let body = rest.strip_prefix('(').filter(|body| body.len() > end_of_ends);
         if let Some(after) = rest.strip_prefix('$') {
-            output.push('$');
+            output.push("$")?;
             rest = after;
-        } else if let Some((name, after)) =
-            rest.strip_prefix('(').and_then(|body| body.split_once(')'))
-        {
+        } else if let Some((name, after)) = body.and_then(|body| body.split_once(')')) {
             match lookup(name) {
-                Some(value) => output.push_str(value),
+                Some(value) => output.push(value)?,
                 None => {
-                    output.push_str("$(");
-                    output.push_str(name);
-                    output.push(')');
+                    for part in ["$(", name, ")"] {
+                        output.push(part)?;
+                    }
                 }
             }
             rest = after;
         } else {
-            output.push('$');
+            output.push("$")?;
         }
     }
-    output.push_str(rest);
-    output
+    output.push(rest)?;
+    Ok(output.text)
+}
+
+struct Bounded {
+    text: String,
+    limit: usize,
+}
+
+impl Bounded {
+    fn push(&mut self, part: &str) -> Result<(), TooLong> {
+        if self.limit - self.text.len() < part.len() {
+            return Err(TooLong { limit: self.limit });
+        }
+        self.text.push_str(part);
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::expand;
+    use super::{TooLong, expand};
 
     #[test]
     fn references_escapes_and_leftovers() {
@@ -58,14 +88,50 @@ mod tests {
             ("$()", "empty"),
             ("ä$(A)ö", "äaö"),
         ] {
-            assert_eq!(expand(input, lookup), expected, "{input}");
+            assert_eq!(expand(input, 100, lookup).as_deref(), Ok(expected), "{input}");
         }
+    }
+
+    /// Finding 13: variables that each refer twice to the next one doubled without a bound.
+    #[test]
+    fn a_result_is_bounded() {
+        let lookup = |name: &str| (name == "A").then_some("12345");
+        assert_eq!(expand("$(A)$(A)", 10, lookup).as_deref(), Ok("1234512345"));
+        for (input, fits) in [
+            ("$(A)$(A)", false),
+            ("123456789$", false),
+            ("1234567$(", true),
+            ("$(B)$(B)$", true),
+            ("$(B)$(B)$$$$", false),
+        ] {
+            assert_eq!(expand(input, 9, lookup).is_ok(), fits, "{input}");
+        }
+        assert_eq!(expand("1234567890$", 10, lookup), Err(TooLong { limit: 10 }));
+        let mut value = "x".to_owned();
+        let limit = 1 << 17;
+        let doubled = (0..60).find_map(|_| {
+            match expand("$(A)$(A)", limit, |_| Some(value.as_str())) {
+                Ok(next) => value = next,
+                Err(error) => return Some(error),
+            }
+            None
+        });
+        assert_eq!((doubled, value.len()), (Some(TooLong { limit }), limit));
+    }
+
+    /// Finding 14: each `$(` looked for its end in all that follows.
+    #[test]
+    fn beginnings_without_an_end_cost_nothing() {
+        let text = "$(".repeat(1 << 20);
+        assert_eq!(expand(&text, text.len(), |_| None), Ok(text.clone()));
+        let text = format!("$(A){text}");
+        assert_eq!(expand(&text, text.len(), |_| Some("1234")), Ok(format!("1234{}", &text[4..])));
     }
 
     proptest! {
         #[test]
         fn text_without_dollars_is_kept(text in "[^$]*") {
-            prop_assert_eq!(expand(&text, |_| Some("x")), text);
+            prop_assert_eq!(expand(&text, text.len(), |_| Some("x")), Ok(text));
         }
     }
 }

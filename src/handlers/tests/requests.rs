@@ -6,7 +6,7 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt;
 
 use super::server::{listen, raw, read_head, tls};
-use super::{Outcome, closed_port, failure, probe};
+use super::{Outcome, closed_port, failure, hook, probe};
 
 fn answer(status: u16, headers: &str, body: &str) -> Vec<u8> {
     let length = body.len();
@@ -38,6 +38,31 @@ async fn the_status_decides() {
         let asked = json!({"httpGet": {"port": port, "path": format!("/{status}")}});
         assert_eq!(probe(asked).await.unwrap(), expected, "{status}");
     }
+}
+
+/// Finding 13: a header map panics beyond 24,576 names.
+#[tokio::test]
+async fn headers_are_bounded() {
+    let (port, requests) = raw(|_| answer(200, "", "")).await;
+    let named = |count: usize| {
+        let header = |index| json!({"name": format!("X-{index}"), "value": "v"});
+        (0..count).map(header).collect::<Vec<_>>()
+    };
+    let get = |headers: Vec<serde_json::Value>| json!({"port": port, "httpHeaders": headers});
+    assert_eq!(probe(json!({"httpGet": get(named(1000))})).await.unwrap(), Outcome::Success);
+    assert!(requests.lock().unwrap()[0].contains("X-999: v"));
+    let same = vec![json!({"name": "X", "value": "v"}); 30_000];
+    let large = vec![json!({"name": "X", "value": "v".repeat(1 << 20)})];
+    for headers in [named(30_000), same, large] {
+        let message = failure(json!({"httpGet": get(headers.clone())})).await;
+        assert!(message.contains("too many headers: "), "{message}");
+        let error = hook(json!({"httpGet": get(headers)})).await.unwrap_err().to_string();
+        assert!(error.contains("too many headers: "), "{error}");
+    }
+    // A path that no request can have is not silently another one.
+    let path = format!("/{}", "x".repeat(100_000));
+    let message = failure(json!({"httpGet": {"port": port, "path": path}})).await;
+    assert!(message.contains("invalid URL: "), "{}", &message[message.len() - 100..]);
 }
 
 #[tokio::test]

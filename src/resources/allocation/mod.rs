@@ -132,7 +132,7 @@ impl Allocation {
             }
             // What ended while nobody looked.
             for ledger in [allocated, actuated] {
-                ledger.retain(|uid| parts.desired.pod(uid).is_some());
+                ledger.retain(|uid| parts.desired.has(uid));
             }
             let mut released = parts.admission.released();
             let mut trigger = Trigger::Time;

@@ -314,7 +314,7 @@ impl Shared {
             return false;
         }
         let is_stale = |uid: &&str| {
-            self.desired.pod(uid).is_none()
+            !self.desired.has(uid)
                 && self.observer.pod(uid).is_none_or(|observed| observed.is_gone())
         };
         let stale: Vec<String> = allocator.holders().filter(is_stale).map(str::to_owned).collect();

@@ -33,7 +33,7 @@ fn uids_are_upstreams() {
         }
         let url = format!("http://10.0.0.1/{file}");
         let pods = manifest::pods(text.as_bytes(), Place::Url(&url), "node-1").expect(file);
-        let uids: Vec<&str> = pods.iter().map(spec::uid).collect();
+        let uids: Vec<&str> = pods.iter().flatten().map(spec::uid).collect();
         assert_eq!(uids.join(","), as_url, "{url}");
     }
 }

@@ -93,7 +93,13 @@ async fn a_url_tells_a_pod_or_a_list_and_what_goes_wrong_changes_nothing() {
     answer.set(200, &pod("Wrong"));
     complained("metadata.name: \"Wrong\"").await;
     answer.set(200, &format!("{{apiVersion: v1, kind: PodList, items: [{}, {{}}]}}", pod("two")));
+    // Finding 13: an item that gives no pod hid the others.
     complained("items[1].metadata.name: required").await;
+    assert_eq!(told(&mut updates).await, ["http/two-node"]);
+    let bad = "{metadata: {name: two}, spec: {containers: 7}}";
+    answer.set(200, &format!("{{apiVersion: v1, kind: PodList, items: [{bad}, {}]}}", pod("four")));
+    complained("items[0].spec.containers").await;
+    assert_eq!(told(&mut updates).await, ["http/two-node", "http/four-node"]);
     let list = format!(
         "{{apiVersion: v1, kind: PodList, items: [{0}, {0}, {1}]}}",
         pod("two"),

@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use super::Csi;
 use super::error::Error;
 use super::policy::Policy;
+use crate::client::{Item, object, optional};
 use crate::objects::root_cause;
 
 /// How long one request may take.
@@ -36,8 +37,8 @@ impl Csi {
     /// What the cluster says of a driver.
     pub(super) async fn policy(&self, driver: &str) -> Result<Policy, Error> {
         let action = || format!("get CSIDriver {driver}");
-        let api = Api::<CSIDriver>::all(self.client(action)?.clone());
-        let object = within(api.get_opt(driver)).await;
+        let api = Api::<Item<CSIDriver>>::all(self.client(action)?.clone());
+        let object = within(optional(api.get_opt(driver))).await;
         let object = object.map_err(|reason| Error::Api { action: action(), reason })?;
         Ok(Policy(object.map(|object| object.spec)))
     }
@@ -57,8 +58,8 @@ impl Csi {
             reason,
         };
         let client = self.client(|| format!("get secret {namespace}/{name}"))?;
-        let api = Api::<Secret>::namespaced(client.clone(), namespace);
-        let found = within(api.get(name)).await.map_err(&failed)?;
+        let api = Api::<Item<Secret>>::namespaced(client.clone(), namespace);
+        let found = within(object(api.get(name))).await.map_err(&failed)?;
         let entries =
             found.data.unwrap_or_default().into_iter().map(|(key, value)| match String::from_utf8(
                 value.0,

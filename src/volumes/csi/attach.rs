@@ -18,6 +18,7 @@ use super::api::within;
 use super::error::Error;
 use super::paths::{BlockPlace, Place, attachment_name};
 use super::request::Volume;
+use crate::client::{Item, optional};
 
 /// How long a volume may take to be attached before that is an error.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
@@ -62,12 +63,12 @@ impl Csi {
         let (driver, handle) = (volume.driver.name(), &volume.handle);
         let name = attachment_name(handle, driver, self.node_name());
         let client = self.client(|| format!("get VolumeAttachment {name}"))?;
-        let api = Api::<VolumeAttachment>::all(client.clone());
+        let api = Api::<Item<VolumeAttachment>>::all(client.clone());
         let deadline = time::after(self.attach_patience);
         let mut pause = FIRST_PAUSE;
         let (mut told, mut limit) = (false, None);
         loop {
-            let reason = match timeout_at(deadline, within(api.get_opt(&name))).await {
+            let reason = match timeout_at(deadline, within(optional(api.get_opt(&name)))).await {
                 Ok(Ok(Some(attachment))) => match judge(&attachment) {
                     Judgement::Attached(context) => return Ok(context),
                     Judgement::Failed { reason, exhausted } => {

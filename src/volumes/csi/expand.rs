@@ -22,6 +22,7 @@ use super::api::within;
 use super::error;
 use super::paths::{BlockPlace, Place};
 use super::request::Volume;
+use crate::client::{Item, object};
 
 /// What claims and volumes have their size under.
 pub(super) const STORAGE: &str = "storage";
@@ -90,9 +91,9 @@ pub(super) async fn claim(
     let namespace = spec::namespace(pod);
     let action = || format!("get PVC {namespace}/{name}");
     let client = node.csi.client(action)?.clone();
-    let claims = Api::<PersistentVolumeClaim>::namespaced(client, namespace);
+    let claims = Api::<Item<PersistentVolumeClaim>>::namespaced(client, namespace);
     let failed = |reason| error::Error::Api { action: action(), reason };
-    Ok(Some(within(claims.get(name)).await.map_err(failed)?))
+    Ok(Some(within(object(claims.get(name))).await.map_err(failed)?))
 }
 
 /// The same with the claim at hand, and of a volume that pods use, with the size that it has here.
@@ -162,7 +163,7 @@ pub(super) fn bytes(quantity: &Quantity) -> i128 {
 struct Work<'a> {
     task: &'a Task<'a>,
     volume: &'a Volume<'a>,
-    claims: Api<PersistentVolumeClaim>,
+    claims: Api<Item<PersistentVolumeClaim>>,
     claim: PersistentVolumeClaim,
 }
 

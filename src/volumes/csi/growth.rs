@@ -20,6 +20,7 @@ use super::api::within;
 use super::error;
 use super::expand::{self, Grown, bytes};
 use super::request::Volume;
+use crate::client::{Item, object};
 
 /// How soon a claim that has changed, and wants to grow, is looked at again; each time later.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -170,9 +171,9 @@ impl Follower {
     async fn capacity(&self) -> Result<Option<Quantity>, Error> {
         let name = &self.persistent.spec_name;
         let action = || format!("get PV {name}");
-        let api = Api::<PersistentVolume>::all(self.node.csi.client(action)?.clone());
+        let api = Api::<Item<PersistentVolume>>::all(self.node.csi.client(action)?.clone());
         let failed = |reason| error::Error::Api { action: action(), reason };
-        let volume = within(api.get(name)).await.map_err(failed)?;
+        let volume = within(object(api.get(name))).await.map_err(failed)?;
         let mut amounts = volume.spec.and_then(|spec| spec.capacity).unwrap_or_default();
         Ok(amounts.remove(expand::STORAGE))
     }

@@ -10,7 +10,6 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::facts::{Resource, lookup};
-use crate::object;
 use crate::registry::{Change, ListRequest, Registry, VersionMatch};
 use crate::selector::{FieldSelector, LabelSelector};
 use crate::status::StatusError;
@@ -105,15 +104,17 @@ impl<T: Index> Cache<T> {
     fn apply(&self, change: &Change) {
         let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
         match (&change.current, &change.previous) {
-            (Some(current), _) => {
-                if let Some(object) = current.value() {
-                    index.put(object);
+            (Some(current), _) => match current.value() {
+                Some(object) => index.put(object),
+                // What cannot be read gives no rights.
+                None => {
+                    let (namespace, name) = current.names(self.resource);
+                    index.remove(namespace, name);
                 }
-            }
+            },
             (None, Some(previous)) => {
-                if let Some(object) = previous.value() {
-                    index.remove(object::namespace(object), object::name(object));
-                }
+                let (namespace, name) = previous.names(self.resource);
+                index.remove(namespace, name);
             }
             (None, None) => {}
         }

@@ -97,6 +97,7 @@ impl Api {
     ) -> Result<Written, StatusError> {
         namespaces::admit_delete(resource, name)?;
         let mut reservation: Option<Reservation<'_>> = None;
+        let is_node = calling_node(user).is_some();
         let written = self
             .registry
             .write(resource, (namespace, name), None, options.dry_run, |current| {
@@ -123,6 +124,15 @@ impl Api {
             }
             (Some(reservation), Err(error)) => reservation.fail(error),
             (None, _) => {}
+        }
+        match written {
+            // One that cannot be read has no UID to be checked, and is of no node.
+            Err(error) if error.code == 500 && options.uid.is_none() && !is_node => {
+                let name = (namespace, name);
+                let deleted = self.registry.delete_unreadable(resource, name, options.dry_run);
+                deleted.await?.ok_or(error)
+            }
+            written => written,
         }
         written
     }
@@ -217,7 +227,8 @@ fn shortened(current: &Value, requested: Option<i64>, now: Timestamp) -> Option<
 
 fn after(time: Timestamp, seconds: i64) -> Timestamp {
     let second = time.as_second().saturating_add(seconds);
-    Timestamp::from_second(second).unwrap_or(Timestamp::MAX)
+    let last = Timestamp::MAX.as_second();
+    Timestamp::from_second(second.min(last)).unwrap_or(time)
 }
 
 fn mark(object: &mut Value, deadline: Timestamp, grace: i64) {

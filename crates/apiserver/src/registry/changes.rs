@@ -49,6 +49,15 @@ impl Stored {
         &self.raw.key
     }
 
+    /// Namespace, empty for a resource of the cluster, and name.
+    pub(crate) fn names(&self, resource: &Resource) -> (&str, &str) {
+        let (rest, name) = self.raw.key.rsplit_once('/').unwrap_or_default();
+        match resource.namespaced {
+            true => (rest.rsplit_once('/').map_or("", |(_, namespace)| namespace), name),
+            false => ("", name),
+        }
+    }
+
     /// The object, with the revision of the change as its resourceVersion. `None`: unreadable.
     pub(crate) fn value(&self) -> Option<&Value> {
         self.value.get_or_init(|| decode_raw(&self.raw.value, self.revision)).as_ref()

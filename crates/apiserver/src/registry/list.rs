@@ -3,7 +3,7 @@
 use longshore_store::{Error, ListOptions, Page, Revision};
 use serde_json::{Value, json};
 
-use super::{Registry, continue_token, decode, keys, refusal, too_large};
+use super::{Registry, continue_token, keys, refusal, too_large};
 use crate::facts::Resource;
 use crate::selector::{FieldSelector, LabelSelector};
 use crate::status::StatusError;
@@ -106,8 +106,8 @@ impl Registry {
             let bytes = page.items.iter().map(|stored| stored.value.len()).sum();
             work::run(bytes, || -> Result<(), StatusError> {
                 for stored in &page.items {
-                    let object = decode(request.resource, stored)?;
-                    if request.matches(&object) {
+                    let object = self.read_for_list(request.resource, stored);
+                    if let Some(object) = object.filter(|object| request.matches(object)) {
                         found += 1;
                         item(object)?;
                     }
@@ -163,8 +163,8 @@ impl Registry {
             return Err(too_large(least, page.revision));
         }
         for stored in page.items.iter().filter(|stored| stored.key == key) {
-            let object = decode(request.resource, stored)?;
-            if request.matches(&object) {
+            let object = self.read_for_list(request.resource, stored);
+            if let Some(object) = object.filter(|object| request.matches(object)) {
                 item(object)?;
             }
         }

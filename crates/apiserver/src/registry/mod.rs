@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use longshore_store::{Error, Expect, KeyValue, Revision, Store};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub(crate) use changes::{Change, Feeds, Stored, Subscription};
 pub(crate) use keys::is_path_segment;
@@ -28,12 +28,17 @@ use crate::status::{Cause, MODIFIED, StatusError};
 /// An update that loses the race this often gives up: something writes the object in a loop.
 const MAX_ATTEMPTS: usize = 64;
 
+/// The most unreadable objects that are remembered, so that each is logged once.
+const MAX_LEFT_OUT: usize = 1000;
+
 /// All stored objects.
 pub(crate) struct Registry {
     store: Arc<dyn Store>,
     feeds: Feeds,
     /// The newest write of this server by resource, for those who must have seen it.
     written: Mutex<HashMap<&'static str, Revision>>,
+    /// Objects that were left out of a list and logged, by key.
+    left_out: Mutex<HashMap<String, Revision>>,
 }
 
 /// What a write does with the stored object.
@@ -58,7 +63,12 @@ pub(crate) struct Written {
 
 impl Registry {
     pub(crate) fn new(store: Arc<dyn Store>) -> Registry {
-        Registry { feeds: Feeds::new(store.clone()), store, written: Mutex::default() }
+        Registry {
+            feeds: Feeds::new(store.clone()),
+            store,
+            written: Mutex::default(),
+            left_out: Mutex::default(),
+        }
     }
 
     pub(crate) fn store(&self) -> &Arc<dyn Store> {
@@ -105,6 +115,48 @@ impl Registry {
             Some(stored) => decode(resource, &stored).map(Some),
             None => Ok(None),
         }
+    }
+
+    /// An object for a list. One that cannot be read must not hide the others: it is left out, and
+    /// logged once for each version. `get` answers with an error, and `delete_unreadable` removes it.
+    fn read_for_list(&self, resource: &Resource, stored: &KeyValue) -> Option<Value> {
+        let object = decode(resource, stored).ok();
+        if object.is_none() {
+            let mut known = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
+            if known.len() >= MAX_LEFT_OUT {
+                known.clear();
+            }
+            let before = known.insert(stored.key.clone(), stored.mod_revision);
+            if before != Some(stored.mod_revision) {
+                let KeyValue { key, mod_revision, .. } = stored;
+                tracing::error!(key, mod_revision, "the stored object cannot be read, lists leave it out");
+            }
+        }
+        object
+    }
+
+    /// Deletes an object that cannot be read, whatever its finalizers were. `None`: it can be read.
+    pub(crate) async fn delete_unreadable(
+        &self,
+        resource: &Resource,
+        (namespace, name): (&str, &str),
+        dry_run: bool,
+    ) -> Result<Option<Written>, StatusError> {
+        let key = keys::object(resource, namespace, name)?;
+        let stored = self.store.get(&key).await.map_err(refusal)?;
+        let stored = stored.ok_or_else(|| StatusError::not_found(resource, name))?;
+        if decode(resource, &stored).is_ok() {
+            return Ok(None);
+        }
+        let mut revision = stored.mod_revision;
+        if !dry_run {
+            (_, revision) = self.store.delete(&key, revision).await.map_err(refusal)?;
+            self.note(resource, revision);
+            tracing::warn!(key, "an object that cannot be read was deleted");
+        }
+        let mut object = stub(resource, namespace, name);
+        object::set_resource_version(&mut object, revision);
+        Ok(Some(Written { object, deleted: true }))
     }
 
     /// Stores a new object; 409 when the name is taken. With `ttl` it goes by itself after that time.
@@ -225,6 +277,19 @@ fn encode(resource: &Resource, mut object: Value) -> Result<Bytes, StatusError> 
         .map_err(StatusError::internal)
 }
 
+/// What is known of an object that cannot be read.
+pub(crate) fn stub(resource: &Resource, namespace: &str, name: &str) -> Value {
+    let mut object = json!({
+        "kind": resource.kind,
+        "apiVersion": resource.gvk().api_version(),
+        "metadata": {"name": name},
+    });
+    if !namespace.is_empty() {
+        object["metadata"]["namespace"] = namespace.into();
+    }
+    object
+}
+
 fn decode(resource: &Resource, stored: &KeyValue) -> Result<Value, StatusError> {
     let value = decode_raw(&stored.value, stored.mod_revision).ok_or_else(|| {
         StatusError::internal(format!("the stored object {} cannot be read", stored.key))
@@ -232,9 +297,13 @@ fn decode(resource: &Resource, stored: &KeyValue) -> Result<Value, StatusError> 
     Ok(schema::from_storage(resource, value))
 }
 
-/// Parses stored bytes and puts the revision in.
+/// Parses stored bytes and puts the revision in. `None` for what is no object with a name: it was
+/// damaged, encrypted, or written in a form that is not known here.
 fn decode_raw(bytes: &[u8], revision: Revision) -> Option<Value> {
     let mut value: Value = serde_json::from_slice(bytes).ok()?;
+    if object::name(&value).is_empty() {
+        return None;
+    }
     object::set_resource_version(&mut value, revision);
     Some(value)
 }

@@ -105,6 +105,55 @@ async fn objects_lie_where_every_apiserver_puts_them() {
     }
 }
 
+/// Finding 13: one stored object that cannot be read failed every list that it was in.
+#[tokio::test]
+async fn an_object_that_cannot_be_read_leaves_the_others() {
+    let (_dir, store, registry) = registry().await;
+    registry.create(maps(), map("a"), None).await.unwrap();
+    registry.create(maps(), map("z"), None).await.unwrap();
+    let deep = format!("{}{}", "[".repeat(1000), "]".repeat(1000));
+    let deep = format!(r#"{{"metadata":{{"name":"b","x":{deep}}}}}"#);
+    let garbage = ["", "{", "7", "{}", "null", "k8s\0\n\x0b\n\x02v1", r#"{"metadata":[]}"#, &deep];
+    for (index, text) in garbage.iter().enumerate() {
+        let key = format!("/registry/configmaps/default/b{index}");
+        let value = Bytes::copy_from_slice(text.as_bytes());
+        store.put(&key, value, Expect::Absent, None).await.unwrap();
+    }
+    let selecting = |fields: &str| ListRequest {
+        resource: maps(),
+        namespace: "default",
+        labels: Default::default(),
+        fields: crate::selector::FieldSelector::parse(maps(), fields).unwrap(),
+        limit: 0,
+        continue_token: "",
+        version: VersionMatch::Newest,
+    };
+    let names = async |fields: &str| {
+        let mut names = Vec::new();
+        let request = selecting(fields);
+        let listed = registry.list(&request, |object| {
+            names.push(object::name(&object).to_owned());
+            Ok(())
+        });
+        listed.await.unwrap();
+        names
+    };
+    assert_eq!(names("").await, ["a", "z"]);
+    assert_eq!(names("metadata.name=b0").await, [""; 0]);
+    for index in 0..garbage.len() {
+        let name = format!("b{index}");
+        let error = registry.get(maps(), "default", &name).await.unwrap_err();
+        assert_eq!(error.code, 500, "{}", garbage[index]);
+        assert!(error.message.contains("cannot be read"), "{}", error.message);
+        let place = ("default", name.as_str());
+        let deleted = registry.delete_unreadable(maps(), place, false).await.unwrap().unwrap();
+        assert_eq!(object::name(&deleted.object), name);
+        assert_eq!(registry.get(maps(), "default", &name).await.unwrap_err().code, 404);
+    }
+    let place = ("default", "a");
+    assert!(registry.delete_unreadable(maps(), place, false).await.unwrap().is_none());
+}
+
 #[tokio::test]
 async fn many_watchers_share_one_watch_of_the_store() {
     let (_dir, store, registry) = registry().await;

@@ -14,7 +14,8 @@ use tokio_util::sync::CancellationToken;
 use super::negotiate::Form;
 use super::respond::{self, Result, View};
 use super::{Call, Router, limits, lists};
-use crate::registry::{Change, ListRequest, Stored, Subscription, VersionMatch};
+use crate::object;
+use crate::registry::{self, Change, ListRequest, Stored, Subscription, VersionMatch};
 use crate::server::{Body, Memory};
 use crate::status::StatusError;
 use crate::table;
@@ -224,6 +225,13 @@ impl Watcher {
             return;
         };
         let Some(object) = stored.value() else {
+            // Its changes are nothing that a client could read, but its end is.
+            if kind == "DELETED" {
+                let (namespace, name) = stored.names(self.view.resource);
+                let mut stub = registry::stub(self.view.resource, namespace, name);
+                object::set_resource_version(&mut stub, change.revision);
+                self.push(kind, &stub);
+            }
             return;
         };
         match (self.view.converted(object), self.view.form) {

@@ -1,6 +1,8 @@
 //! What a write may not touch: a create starts without status, an update cannot change it, a status
 //! update changes nothing else, and metadata that the server owns stays the server's.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value, json};
 
 use super::value::{default, is_zero, items, items_mut, map_mut, same, text};
@@ -309,13 +311,14 @@ fn keep_allocated(service: &mut Map<String, Value>, old: &Value) {
         && matches!(text(&old["type"]), "NodePort" | "LoadBalancer")
         && spec.get("allocateLoadBalancerNodePorts") != Some(&json!(false))
     {
+        let place = |port: &Value| (port["port"].as_i64(), text(&port["protocol"]).to_owned());
+        let mut given = HashMap::new();
+        for port in items(&old["ports"]) {
+            given.entry(place(port)).or_insert(&port["nodePort"]);
+        }
         for port in items_mut(spec.get_mut("ports")) {
-            let same_port = |p: &&Value| {
-                Some(&p["port"]) == port.get("port") && Some(&p["protocol"]) == port.get("protocol")
-            };
-            let given = items(&old["ports"]).iter().find(same_port).map(|p| p["nodePort"].clone());
-            if let Some(given) = given.filter(|n| !is_zero(n)) {
-                default(port, "nodePort", given);
+            if let Some(given) = given.get(&place(port)).filter(|n| !is_zero(n)) {
+                default(port, "nodePort", (*given).clone());
             }
         }
     }

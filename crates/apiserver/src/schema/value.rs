@@ -1,6 +1,8 @@
 //! Short ways to look into objects, for code that reads many fields. Indexing a JSON value by a
 //! missing key gives null, so every reader below has an answer for what is absent.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value};
 
 /// The text, empty when it is none.
@@ -90,6 +92,11 @@ pub(crate) fn size(value: &Value) -> usize {
         Value::Array(list) => 2 + list.iter().map(|v| 1 + size(v)).sum::<usize>(),
         Value::Object(map) => 2 + map.iter().map(|(k, v)| k.len() + 4 + size(v)).sum::<usize>(),
     }
+}
+
+/// The items of a list by their names; of those with the same name, the first.
+pub(crate) fn by_name(list: &Value) -> HashMap<&str, &Value> {
+    items(list).iter().rev().map(|item| (text(&item["name"]), item)).collect()
 }
 
 #[cfg(test)]

@@ -130,7 +130,9 @@ impl Requirement {
     }
 
     fn matches(&self, label: Option<&str>) -> bool {
-        let listed = |label: &str| self.values.binary_search_by(|v| v.as_str().cmp(label)).is_ok();
+        // They are sorted.
+        let listed =
+            |label: &str| self.values.binary_search_by(|value| value.as_str().cmp(label)).is_ok();
         let number = |text: &str| text.parse::<i64>().ok();
         let compare = |label: Option<&str>| {
             label.and_then(number).zip(self.values.first().and_then(|v| number(v)))

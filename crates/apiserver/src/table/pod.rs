@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::age::since;
 use super::cells::or;
-use crate::schema::value::{items, text};
+use crate::schema::value::{by_name, items, text};
 
 /// Ready containers, status and restarts, gathered over a pod's containers.
 struct Summary {
@@ -92,11 +92,12 @@ type Restarts = (i64, Option<Timestamp>);
 /// Looks at the init containers in turn; the restarts of the sidecars among them when init is over.
 fn init_containers(pod: &Value, summary: &mut Summary) -> Option<Restarts> {
     let specs = items(&pod["spec"]["initContainers"]);
+    let by_name = by_name(&pod["spec"]["initContainers"]);
     let mut sidecars = (0, None);
     let mut initializing = false;
     for (i, container) in items(&pod["status"]["initContainerStatuses"]).iter().enumerate() {
-        let spec = specs.iter().find(|c| c["name"] == container["name"]);
-        let sidecar = spec.is_some_and(is_sidecar);
+        let spec = by_name.get(text(&container["name"]));
+        let sidecar = spec.is_some_and(|spec| is_sidecar(spec));
         let count = container["restartCount"].as_i64().unwrap_or(0);
         let ended = last_end(container);
         summary.restarts = summary.restarts.saturating_add(count);

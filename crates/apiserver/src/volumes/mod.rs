@@ -141,8 +141,11 @@ async fn next(feeds: &mut [Subscription]) -> Result<Option<Arc<Change>>, StatusE
 
 impl Task<'_> {
     fn apply(&mut self, change: &Change) {
-        if let Some(object) = change.current.as_ref().and_then(|current| current.value()) {
-            self.world.put(object, &mut self.work);
+        if let Some(current) = &change.current {
+            // One that cannot be read is there all the same.
+            if let Some(object) = current.value() {
+                self.world.put(object, &mut self.work);
+            }
         } else if let Some(last) = change.previous.as_ref().and_then(|last| last.value()) {
             self.world.remove(last, &mut self.work);
             self.teller.forget(object::uid(last));

@@ -33,21 +33,25 @@ pub(super) fn of_pod(pod_spec: &PodSpec) -> Vec<Port> {
         .collect()
 }
 
-/// The ports in use: by protocol and number, the addresses. Pods that run are here whatever they
-/// share, so an address can be there more than once.
+/// The ports in use: by protocol and number, the addresses and how often each is taken. Pods that run
+/// are here whatever they share, so an address can be there more than once.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Ports(HashMap<(String, i32), Vec<String>>);
+pub(super) struct Ports(HashMap<(String, i32), HashMap<String, usize>>);
 
 impl Ports {
     pub(super) fn take(&mut self, port: &Port) {
-        self.0.entry((port.protocol.clone(), port.number)).or_default().push(port.ip.clone());
+        let ips = self.0.entry((port.protocol.clone(), port.number)).or_default();
+        *ips.entry(port.ip.clone()).or_default() += 1;
     }
 
     pub(super) fn give_back(&mut self, port: &Port) {
         let key = (port.protocol.clone(), port.number);
         let Some(ips) = self.0.get_mut(&key) else { return };
-        if let Some(at) = ips.iter().position(|ip| *ip == port.ip) {
-            ips.swap_remove(at);
+        if let Some(times) = ips.get_mut(&port.ip) {
+            *times -= 1;
+            if *times == 0 {
+                ips.remove(&port.ip);
+            }
         }
         if ips.is_empty() {
             self.0.remove(&key);
@@ -56,7 +60,7 @@ impl Ports {
 
     /// Whether somebody has that port already: on the same address, or one of both on all.
     pub(super) fn has(&self, port: &Port) -> bool {
-        let ips = self.0.get(&(port.protocol.clone(), port.number));
-        ips.into_iter().flatten().any(|ip| port.ip == ANY || ip == ANY || *ip == port.ip)
+        let Some(ips) = self.0.get(&(port.protocol.clone(), port.number)) else { return false };
+        port.ip == ANY || ips.contains_key(ANY) || ips.contains_key(&port.ip)
     }
 }

@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,6 +13,12 @@ use super::{Cidr, Endpoint, Family, Protocol, ServiceName};
 const DEFAULT_AFFINITY: u32 = 10_800;
 /// The longest affinity that the API allows, in seconds: a day.
 const MAX_AFFINITY: i32 = 86_400;
+
+/// The most addresses or ranges of one kind that are used of a service. Upstream uses all; of those
+/// that an object can hold (some 75,000), rules would be made for each port.
+const MAX_ADDRESSES: usize = 10_000;
+/// The most rules of one service in shared chains and firewalls: its ports with each of its addresses.
+const MAX_RULES: usize = 65_536;
 
 /// Which endpoints traffic may go to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,10 +174,15 @@ impl Spec {
         };
         let mut addresses = |field: &str, texts: &mut dyn Iterator<Item = &str>, special| {
             let mut found = Vec::new();
+            let mut known = HashSet::new();
             for text in texts.map(str::trim).filter(|text| !text.is_empty()) {
                 match address(text, special) {
-                    Some(ip) if Family::of(ip) != family || found.contains(&ip) => {}
-                    Some(ip) => found.push(ip),
+                    Some(ip) if Family::of(ip) != family || !known.insert(ip) => {}
+                    Some(ip) if found.len() < MAX_ADDRESSES => found.push(ip),
+                    Some(ip) => complaints.add(
+                        "TooManyAddresses",
+                        format_args!("{field} {ip} is left out: {MAX_ADDRESSES} are used"),
+                    ),
                     None => complaints.add(
                         "InvalidAddress",
                         format_args!("{field} {text:?} is no usable IP address"),
@@ -195,6 +206,19 @@ impl Spec {
             Special::Local,
         );
         let source_ranges = source_ranges(spec, family, complaints);
+        let mut ports = ports(spec, complaints);
+        let each = 1 + external_ips.len() + load_balancer_ips.len() + source_ranges.len();
+        if ports.len() > (MAX_RULES / each).max(1) {
+            complaints.add(
+                "TooManyRules",
+                format_args!(
+                    "{} ports with {each} addresses and source ranges each need more than \
+                     {MAX_RULES} rules: some ports are left out",
+                    ports.len()
+                ),
+            );
+            ports.truncate((MAX_RULES / each).max(1));
+        }
         let is_external = match spec.type_.as_deref() {
             Some("LoadBalancer" | "NodePort") => true,
             None | Some("ClusterIP") => {
@@ -225,7 +249,7 @@ impl Spec {
                 .health_check_node_port
                 .filter(|_| health_check)
                 .and_then(port_number),
-            ports: ports(spec, complaints).into(),
+            ports: ports.into(),
         })
     }
 }
@@ -249,13 +273,18 @@ fn source_ranges(
     complaints: &mut Complaints<'_>,
 ) -> Vec<Cidr> {
     let mut ranges: Vec<Cidr> = Vec::new();
+    let mut known = HashSet::new();
     for text in spec.load_balancer_source_ranges.iter().flatten() {
         // validation once allowed blanks around them
         match text.trim() {
             "" => {}
             text => match text.parse::<Cidr>() {
-                Ok(range) if range.family() != family || ranges.contains(&range) => {}
-                Ok(range) => ranges.push(range),
+                Ok(range) if range.family() != family || !known.insert(range) => {}
+                Ok(range) if ranges.len() < MAX_ADDRESSES || range.is_all() => ranges.push(range),
+                Ok(range) => complaints.add(
+                    "TooManySourceRanges",
+                    format_args!("{range} is left out: {MAX_ADDRESSES} are used"),
+                ),
                 Err(error) => complaints.add("InvalidSourceRange", format_args!("{error}")),
             },
         }

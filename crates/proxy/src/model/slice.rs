@@ -1,13 +1,15 @@
 //! EndpointSlices, read into what is needed of them, and merged per port of a service.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1 as discovery;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::names::is_plain;
 use super::service::{Port, Spec, Special, address, port_number};
+use super::tracker::{LABELS, SERVICE_LABEL, TRIGGER_ANNOTATION};
 use super::topology::{Hint, Hinted, categorize};
 use super::warnings::Complaints;
 use super::{Address, Endpoint, Family, Node, Protocol};
@@ -15,6 +17,15 @@ use super::{Address, Endpoint, Family, Node, Protocol};
 /// More endpoints than this are left out of a port: a chain of so many rules is no balancing any
 /// more, and memory is bounded by it.
 const MAX_ENDPOINTS: usize = 10_000;
+/// The same for all ports of a service together.
+const MAX_SERVICE_ENDPOINTS: usize = 100_000;
+/// Endpoints of a port beyond these are not looked at: a slice can name each of its endpoints with
+/// thousands of numbers for one port.
+const MAX_FOUND: usize = 10 * MAX_ENDPOINTS;
+/// The same for endpoints that are there more than once.
+const MAX_LOOKED_AT: usize = 10 * MAX_FOUND;
+/// The most zones and nodes that the hints of an endpoint may name: the API's.
+const MAX_HINTS: usize = 8;
 
 /// What is kept of an EndpointSlice.
 #[derive(Debug, PartialEq, Eq)]
@@ -54,12 +65,15 @@ impl Slice {
             return None;
         }
         let mut ports = Vec::new();
+        let mut known = HashSet::new();
         for port in slice.ports.iter().flatten() {
             let number = port.port.and_then(port_number);
             let protocol = Protocol::parse(port.protocol.as_deref());
             match (port.name.as_deref(), protocol, number) {
                 (Some(name), Some(protocol), Some(number)) if is_plain(name) => {
-                    ports.push(SlicePort { name: name.into(), protocol, number });
+                    if known.insert((name, protocol, number)) {
+                        ports.push(SlicePort { name: name.into(), protocol, number });
+                    }
                 }
                 (name, ..) => complaints.add(
                     "InvalidPort",
@@ -98,8 +112,8 @@ fn read_endpoint(
         serving: conditions.and_then(|c| c.serving).unwrap_or(true),
         terminating: conditions.and_then(|c| c.terminating).unwrap_or(false),
         local: endpoint.node_name.as_deref() == Some(&node.name),
-        node: hint(nodes.iter().map(|n| n.name.as_str()), Some(&node.name)),
-        zones: zones.iter().map(|zone| zone.name.as_str().into()).collect(),
+        node: hint(nodes.iter().take(MAX_HINTS).map(|n| n.name.as_str()), Some(&node.name)),
+        zones: zones.iter().take(MAX_HINTS).map(|zone| zone.name.as_str().into()).collect(),
     })
 }
 
@@ -114,48 +128,62 @@ fn hint<'a>(names: impl ExactSizeIterator<Item = &'a str>, ours: Option<&str>) -
 /// The endpoints of every port of a service, from all its slices.
 pub(super) fn merge<'a>(
     spec: &Spec,
-    slices: impl Iterator<Item = &'a Slice> + Clone,
+    slices: impl Iterator<Item = &'a Slice>,
     zone: Option<&str>,
     complaints: &mut Complaints<'_>,
 ) -> Vec<Box<[Endpoint]>> {
+    let sources = sources(slices);
+    let mut left = MAX_SERVICE_ENDPOINTS;
     let merge_port = |port: &Port| {
-        let mut found = merge_port(port, slices.clone(), zone);
+        let most = left.min(MAX_ENDPOINTS);
+        let sources = sources.get(&(&*port.name, port.protocol));
+        let sources = sources.map(Vec::as_slice).unwrap_or_default();
+        let mut found = merge_port(if most > 0 { sources } else { &[] }, zone);
         // in the order of their text, as upstream: the order of rules follows from it
         found.sort_by_cached_key(|hinted| hinted.endpoint.address.to_string());
-        if found.len() > MAX_ENDPOINTS {
+        if found.len() > most || most == 0 && !sources.is_empty() {
             complaints.add(
                 "TooManyEndpoints",
                 format_args!(
-                    "port {:?} has {} endpoints; {MAX_ENDPOINTS} are used",
+                    "port {:?} has {} endpoints; {most} are used",
                     port.name,
                     found.len()
                 ),
             );
-            found.truncate(MAX_ENDPOINTS);
+            found.truncate(most);
         }
+        left -= found.len();
         categorize(&mut found, spec.uses_cluster(port), spec.uses_local(port));
         found.into_iter().map(|hinted| hinted.endpoint).collect()
     };
     spec.ports.iter().map(merge_port).collect()
 }
 
-fn merge_port<'a>(
-    port: &Port,
-    slices: impl Iterator<Item = &'a Slice>,
-    zone: Option<&str>,
-) -> Vec<Hinted> {
-    let mut found = BTreeMap::new();
+/// The slices with endpoints of a port, and the number that it has in each.
+type Sources<'a> = HashMap<(&'a str, Protocol), Vec<(&'a Slice, u16)>>;
+
+fn sources<'a>(slices: impl Iterator<Item = &'a Slice>) -> Sources<'a> {
+    let mut sources = Sources::new();
     for slice in slices {
-        let same = |p: &&SlicePort| p.name == port.name && p.protocol == port.protocol;
-        for number in slice.ports.iter().filter(same).map(|p| p.number) {
-            for endpoint in slice.endpoints.iter() {
-                let address = Address { ip: endpoint.ip, port: number };
-                // An address can be there twice: in two slices while it moves, or for two pods
-                // when one got the address of another that terminates. The living one counts.
-                if !endpoint.terminating || !found.contains_key(&address) {
-                    found.insert(address, hinted(endpoint, address, zone));
-                }
-            }
+        for port in &slice.ports {
+            sources.entry((&port.name, port.protocol)).or_default().push((slice, port.number));
+        }
+    }
+    sources
+}
+
+fn merge_port(sources: &[(&Slice, u16)], zone: Option<&str>) -> Vec<Hinted> {
+    let mut found = BTreeMap::new();
+    let all = sources.iter().flat_map(|(slice, port)| slice.endpoints.iter().map(|e| (e, *port)));
+    for (endpoint, port) in all.take(MAX_LOOKED_AT) {
+        let address = Address { ip: endpoint.ip, port };
+        // An address can be there twice: in two slices while it moves, or for two pods when one got
+        // the address of another that terminates. The living one counts.
+        if !endpoint.terminating || !found.contains_key(&address) {
+            found.insert(address, hinted(endpoint, address, zone));
+        }
+        if found.len() >= MAX_FOUND {
+            break;
         }
     }
     found.into_values().collect()
@@ -182,6 +210,7 @@ fn hinted(endpoint: &SliceEndpoint, address: Address, zone: Option<&str>) -> Hin
 pub(super) fn from_endpoints(endpoints: &core::Endpoints) -> Vec<discovery::EndpointSlice> {
     let service = endpoints.metadata.name.clone().unwrap_or_default();
     let mut slices = Vec::new();
+    let metadata = slice_metadata(&endpoints.metadata, &service);
     for (index, subset) in endpoints.subsets.iter().flatten().enumerate() {
         for family in [Family::V4, Family::V6] {
             let of_family = |address: &&core::EndpointAddress| {
@@ -198,10 +227,8 @@ pub(super) fn from_endpoints(endpoints: &core::Endpoints) -> Vec<discovery::Endp
             if all.is_empty() {
                 continue;
             }
-            let mut metadata = endpoints.metadata.clone();
+            let mut metadata = metadata.clone();
             metadata.name = Some(format!("{service}-{index}-{family}"));
-            let labels = metadata.labels.get_or_insert_default();
-            labels.insert(super::tracker::SERVICE_LABEL.to_owned(), service.clone());
             slices.push(discovery::EndpointSlice {
                 address_type: family.as_str().to_owned(),
                 endpoints: Some(all),
@@ -211,6 +238,22 @@ pub(super) fn from_endpoints(endpoints: &core::Endpoints) -> Vec<discovery::Endp
         }
     }
     slices
+}
+
+/// What slices have of the metadata of their endpoints: no more than is looked at, for there may be
+/// a slice for each address.
+fn slice_metadata(endpoints: &ObjectMeta, service: &str) -> ObjectMeta {
+    let mut labels = endpoints.labels.clone().unwrap_or_default();
+    labels.retain(|name, _| LABELS.contains(&name.as_str()));
+    labels.insert(SERVICE_LABEL.to_owned(), service.to_owned());
+    let mut annotations = endpoints.annotations.clone().unwrap_or_default();
+    annotations.retain(|name, _| name == TRIGGER_ANNOTATION);
+    ObjectMeta {
+        namespace: endpoints.namespace.clone(),
+        labels: Some(labels),
+        annotations: Some(annotations),
+        ..ObjectMeta::default()
+    }
 }
 
 fn slice_endpoint(address: &core::EndpointAddress, ready: bool) -> discovery::Endpoint {

@@ -17,8 +17,10 @@ pub(super) const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 const OTHER_PROXY_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 /// On slices of headless services.
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
+/// All labels that are looked at.
+pub(super) const LABELS: [&str; 3] = [SERVICE_LABEL, OTHER_PROXY_LABEL, HEADLESS_LABEL];
 /// When what an endpoint stands for changed, on slices.
-const TRIGGER_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+pub(super) const TRIGGER_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// What endpoints are compared with to tell which are near.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -136,6 +138,14 @@ impl Tracker {
         known
     }
 
+    /// A service was told whose object cannot be decoded: it stays as it is. There is nothing to do.
+    pub fn keep_service(&mut self, name: &ServiceName) -> bool {
+        let list = self.lists.services;
+        let known = self.objects.get_mut(name).and_then(|objects| objects.spec.as_mut());
+        known.into_iter().for_each(|seen| seen.list = list);
+        false
+    }
+
     /// A slice was added or changed. Whether there is something to do.
     pub fn apply_slice(&mut self, slice: &discovery::EndpointSlice) -> bool {
         let metadata = &slice.metadata;
@@ -178,15 +188,35 @@ impl Tracker {
         object_name(&slice.metadata).is_some_and(|name| self.remove_slice(&name))
     }
 
+    /// A slice was told whose object cannot be decoded: it stays as it is. There is nothing to do.
+    pub fn keep_slice(&mut self, slice: &ServiceName) -> bool {
+        let list = self.lists.slices;
+        let objects = self.owners.get(slice).and_then(|owner| self.objects.get_mut(owner));
+        if let Some(objects) = objects
+            && let Ok(at) = objects.slices.binary_search_by(|(name, _)| name.cmp(slice))
+        {
+            objects.slices[at].1.list = list;
+        }
+        false
+    }
+
+    /// Endpoints were told that cannot be decoded: they stay as they are. There is nothing to do.
+    pub fn keep_endpoints(&mut self, service: &ServiceName) -> bool {
+        let list = self.lists.slices;
+        let slices = self.objects.get_mut(service).into_iter().flat_map(|o| &mut o.slices);
+        slices.for_each(|(_, seen)| seen.list = list);
+        false
+    }
+
     /// Endpoints were added or changed, in a cluster without slices. Whether there is something
     /// to do.
     pub fn apply_endpoints(&mut self, endpoints: &core::Endpoints) -> bool {
         let Some(service) = object_name(&endpoints.metadata) else { return false };
         let slices = slice::from_endpoints(endpoints);
-        let mut gone = self.slices_of(&service);
+        let mut gone: BTreeSet<_> = self.slices_of(&service).into_iter().collect();
         let mut changed = false;
         for slice in &slices {
-            gone.retain(|gone| slice.metadata.name.as_deref() != Some(&*gone.name));
+            object_name(&slice.metadata).map(|name| gone.remove(&name));
             changed |= self.apply_slice(slice);
         }
         gone.iter().fold(changed, |changed, name| self.remove_slice(name) | changed)
@@ -222,10 +252,25 @@ impl Tracker {
     /// Whether there is something to do.
     pub fn end_list_slices(&mut self) -> bool {
         let list = self.lists.slices;
-        let slices = self.objects.values().flat_map(|objects| &objects.slices);
-        let gone: Vec<_> =
-            slices.filter(|(_, seen)| seen.list != list).map(|(name, _)| name.clone()).collect();
-        gone.iter().fold(false, |changed, name| self.remove_slice(name) | changed)
+        let mut services = Vec::new();
+        for (service, objects) in &mut self.objects {
+            let before = objects.slices.len();
+            objects.slices.retain(|(name, seen)| {
+                let stays = seen.list == list;
+                if !stays {
+                    self.owners.remove(name);
+                }
+                stays
+            });
+            if objects.slices.len() < before {
+                objects.trigger = None;
+                services.push(service.clone());
+            }
+        }
+        services.into_iter().fold(false, |changed, service| {
+            self.forget_empty(&service);
+            self.mark(service) | changed
+        })
     }
 
     /// The zone of the node is another one. Whether there is something to do.
@@ -281,7 +326,9 @@ impl Tracker {
     fn remove_slice(&mut self, slice: &SliceName) -> bool {
         let Some(service) = self.owners.remove(slice) else { return false };
         if let Some(objects) = self.objects.get_mut(&service) {
-            objects.slices.retain(|(name, _)| name != slice);
+            if let Ok(at) = objects.slices.binary_search_by(|(name, _)| name.cmp(slice)) {
+                objects.slices.remove(at);
+            }
             // the annotation tells of the last change, not of this removal
             objects.trigger = None;
         }

@@ -87,10 +87,12 @@ pub fn partial(state: &State, changes: &[Change], settings: &Settings) -> Partia
                 partial.stale.push(*name);
             }
         }
-        let gone = before.shared.iter().filter(|rule| !after.shared.contains(rule));
+        let old: HashSet<_> = before.shared.iter().collect();
+        let kept: HashSet<_> = after.shared.iter().collect();
+        let gone = before.shared.iter().filter(|rule| !kept.contains(rule));
         gone.for_each(|(shared, rule)| edits[*shared as usize].out.push(rule.clone()));
-        let new = after.shared.into_iter().filter(|rule| !before.shared.contains(rule));
-        new.for_each(|(shared, rule)| edits[shared as usize].new.push(rule));
+        let new = after.shared.iter().filter(|rule| !old.contains(rule));
+        new.for_each(|(shared, rule)| edits[*shared as usize].new.push(rule.clone()));
     }
     let mut filter = Batch::default();
     for (shared, edits) in Shared::ALL.into_iter().zip(&edits) {

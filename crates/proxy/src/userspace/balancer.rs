@@ -1,6 +1,6 @@
 //! Which endpoint a client gets: in turn, or the one it had before.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -40,7 +40,8 @@ impl Balancer {
         if self.endpoints != endpoints {
             self.endpoints = endpoints.to_vec();
             self.next = start;
-            self.clients.retain(|_, visit| endpoints.contains(&visit.endpoint));
+            let known: HashSet<_> = endpoints.iter().collect();
+            self.clients.retain(|_, visit| known.contains(&visit.endpoint));
         }
     }
 

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::schema::field::{Causes, Path};
 use crate::schema::qos;
-use crate::schema::value::{entries, is_zero, items, items_mut, same, text};
+use crate::schema::value::{by_name, entries, is_zero, items, items_mut, same, text};
 
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
@@ -16,9 +16,10 @@ pub(super) fn ephemeral_containers(pod: &Value, old: &Value, causes: &mut Causes
     let list = "ephemeralContainers";
     let spec = Path::root("spec");
     let path = spec.child(list);
+    let known = by_name(&pod["spec"][list]);
     for was in items(&old["spec"][list]) {
         let name = text(&was["name"]);
-        let now = items(&pod["spec"][list]).iter().find(|c| text(&c["name"]) == name);
+        let now = known.get(name).copied();
         let complaint = match now {
             Some(now) if same(now, was) => continue,
             Some(_) => "changed",

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::{immutable, pod};
 use crate::schema::field::{Causes, Path};
 use crate::schema::names::{self, range};
-use crate::schema::value::{entries, is_zero, items, items_mut, same, text};
+use crate::schema::value::{by_name, entries, is_zero, items, items_mut, same, text};
 
 const MAY_CHANGE: &str = "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,\
 `spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` \
@@ -183,17 +183,15 @@ fn transitions(
     causes: &mut Causes,
 ) {
     let spec = &old["spec"];
+    let (told, containers) = (by_name(&pod["status"][statuses]), by_name(&spec[list]));
     for (i, was) in items(&old["status"][statuses]).iter().enumerate() {
         let ended = &was["state"]["terminated"];
         if ended.is_null() {
             continue;
         }
         let name = text(&was["name"]);
-        let Some(now) = items(&pod["status"][statuses]).iter().find(|s| text(&s["name"]) == name)
-        else {
-            continue;
-        };
-        let container = items(&spec[list]).iter().find(|c| text(&c["name"]) == name);
+        let Some(now) = told.get(name) else { continue };
+        let container = containers.get(name).copied();
         if now["state"]["terminated"].is_null() && !may_restart(spec, container, &ended["exitCode"])
         {
             causes.forbidden(

@@ -291,3 +291,85 @@ fn many_endpoints_change_everything() {
     tracker.apply_slice(&slice("ns1/svc1", "a", &many[..5], json!({})));
     assert!(tracker.take_changes().everything);
 }
+
+/// Finding 14: the rules of a service are its ports times its addresses, times its source ranges.
+#[test]
+fn the_rules_of_one_service_are_bounded() {
+    let ip = |index: usize| format!("20.{}.{}.{}", index >> 16, (index >> 8) & 255, index & 255);
+    let many: Vec<String> = (0..70_000).map(ip).collect();
+    let ranges: Vec<String> = many.iter().map(|ip| format!("{ip}/32")).collect();
+    let ports: Vec<_> =
+        (1..=20_000).map(|port| json!({"name": format!("p{port}"), "port": port})).collect();
+    let spec = json!({
+        "clusterIP": "10.96.0.1", "type": "LoadBalancer", "ports": ports, "externalIPs": many,
+        "loadBalancerSourceRanges": ranges,
+        "ingress": many.iter().map(|ip| json!({"ip": ip})).collect::<Vec<_>>(),
+    });
+    let mut tracker = tracker(Family::V4);
+    tracker.apply_service(&service("ns1/svc1", spec));
+    let changes = tracker.take_changes();
+    let spec = &changes.services[0].after.as_ref().unwrap().spec;
+    assert_eq!(spec.external_ips.len(), 10_000);
+    assert_eq!(spec.load_balancer_ips.len(), 10_000);
+    assert_eq!(spec.source_ranges.len(), 10_000);
+    assert_eq!(spec.ports.len(), 2);
+    assert_eq!(changes.warnings.len(), 1);
+}
+
+/// Finding 14: each port of a service looked at each port of each slice, and a slice may name each
+/// endpoint with thousands of ports.
+#[test]
+fn the_endpoints_of_one_service_are_bounded() {
+    let ports: Vec<_> =
+        (1..=15_000).map(|port| json!({"name": format!("p{port}"), "port": port})).collect();
+    let endpoints: Vec<String> =
+        (0..1000).map(|index| format!("10.0.{}.{}", index / 250, 1 + index % 250)).collect();
+    let endpoints: Vec<&str> = endpoints.iter().map(String::as_str).collect();
+    let mut tracker = tracker(Family::V4);
+    tracker.apply_service(&service("ns1/svc1", json!({"clusterIP": "10.96.0.1", "ports": ports})));
+    tracker.apply_slice(&slice("ns1/svc1", "a", &endpoints, json!({"ports": ports})));
+    assert_eq!(tracker.take_changes().services.len(), 1);
+    assert_eq!(tracker.state().endpoints(), 100_000);
+    // One port that has thousands of numbers.
+    let same: Vec<_> = (1..=15_000).map(|port| json!({"name": "p80", "port": port})).collect();
+    tracker.apply_service(&service("ns1/svc2", json!({"clusterIP": "10.96.0.2"})));
+    tracker.apply_slice(&slice("ns1/svc2", "a", &endpoints, json!({"ports": same})));
+    tracker.take_changes();
+    assert_eq!(tracker.state().endpoints(), 110_000);
+}
+
+/// Finding 14: of many slices that are gone at once, each was looked for among all.
+#[test]
+fn many_slices_of_one_service_come_and_go() {
+    let mut tracker = tracker(Family::V4);
+    tracker.apply_service(&service("ns1/svc1", plain()));
+    tracker.begin_list_slices();
+    for index in 0..50_000 {
+        let endpoint = format!("10.{}.{}.1", index / 250, index % 250);
+        tracker.apply_slice(&slice("ns1/svc1", &format!("{index:06}"), &[&endpoint], json!({})));
+    }
+    tracker.end_list_slices();
+    tracker.take_changes();
+    assert_eq!(tracker.state().endpoints(), 10_000);
+    tracker.begin_list_slices();
+    tracker.keep_slice(&name("ns1/svc1-000007"));
+    assert!(tracker.end_list_slices());
+    tracker.take_changes();
+    assert_eq!(addresses(&tracker), ["10.0.7.1:80"]);
+}
+
+/// Finding 13: an object that cannot be decoded stays as it was.
+#[test]
+fn what_cannot_be_decoded_is_kept() {
+    let (mut tracker, _) = one(plain(), &["10.0.0.1"]);
+    tracker.begin_list_services();
+    tracker.begin_list_slices();
+    assert!(!tracker.keep_service(&name("ns1/svc1")) && !tracker.keep_service(&name("ns1/other")));
+    assert!(!tracker.keep_slice(&name("ns1/svc1-a")) && !tracker.keep_slice(&name("ns1/other")));
+    assert!(!tracker.end_list_services() && !tracker.end_list_slices());
+    assert!(tracker.take_changes().services.is_empty());
+    assert_eq!(addresses(&tracker), ["10.0.0.1:80"]);
+    tracker.begin_list_slices();
+    tracker.keep_endpoints(&name("ns1/svc1"));
+    assert!(!tracker.end_list_slices());
+}
