@@ -135,3 +135,33 @@ fn the_flag_table_names_each_flag_once() {
     names.sort_unstable();
     assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
 }
+
+/// Finding 6: each field has its place in the table, so that a new one is thought about.
+#[test]
+fn every_field_is_in_the_table_of_effects() {
+    let tree = KubeProxyConfiguration::default().to_tree();
+    let known = tree.as_object().unwrap().keys().map(String::as_str);
+    let mut known: Vec<&str> =
+        known.filter(|name| !["kind", "apiVersion"].contains(name)).collect();
+    let mut listed: Vec<&str> = effects::EFFECTS.iter().map(|(name, _)| *name).collect();
+    known.sort_unstable();
+    listed.sort_unstable();
+    assert_eq!(listed, known);
+    let ignored = PROXY_FLAGS.iter().filter(|flag| flag.target.is_ignored());
+    let ignored: Vec<&str> = ignored.map(|flag| flag.name).collect();
+    let listed: Vec<&str> = effects::IGNORED_FLAGS.iter().map(|(name, _)| *name).collect();
+    assert_eq!(ignored, listed);
+}
+
+/// Finding 6: who asks for a protection that would not be in force learns it at the start.
+#[test]
+fn a_protection_that_would_not_be_in_force_is_refused() {
+    let narrow = "--nodeport-addresses=192.0.2.0/24";
+    let refused = error(&["--proxy-mode=userspace", narrow]);
+    assert!(refused.contains("nodePortAddresses: in mode userspace"), "{refused}");
+    assert_eq!(proxy(&[narrow]).settings.node_port_addresses, ["192.0.2.0/24"]);
+    assert!(error(&["--proxy-mode=nftables"]).contains("mode: \"nftables\""));
+    let notes = proxy(&["--profiling"]).notes;
+    assert_eq!(notes, ["enableProfiling is set and has no effect: it is for Go's profiler"]);
+    assert_eq!(proxy(&[]).notes, Vec::<String>::new());
+}

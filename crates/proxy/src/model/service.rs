@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
@@ -256,11 +256,23 @@ fn source_ranges(
             text => match text.parse::<Cidr>() {
                 Ok(range) if range.family() != family || ranges.contains(&range) => {}
                 Ok(range) => ranges.push(range),
-                Err(error) => complaints.add("InvalidSourceRange", format_args!("{error}")),
+                Err(error) => {
+                    complaints.add("InvalidSourceRange", format_args!("{error}"));
+                    // Nobody is in it. Without any range everybody would be let in.
+                    ranges.push(nobody(family));
+                }
             },
         }
     }
     if ranges.iter().any(Cidr::is_all) { Vec::new() } else { ranges }
+}
+
+/// A range that no packet comes from.
+fn nobody(family: Family) -> Cidr {
+    Cidr::host(match family {
+        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
+    })
 }
 
 fn affinity(spec: &core::ServiceSpec) -> u32 {
