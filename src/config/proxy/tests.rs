@@ -31,7 +31,7 @@ const HEAD: &str = "kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k
 #[test]
 fn flags_are_settings() {
     let config = proxy(&[
-        "--proxy-mode=userspace",
+        "--proxy-mode=iptables",
         "--kubeconfig=/k",
         "--kube-api-qps=7.5",
         "--iptables-min-sync-period=0s",
@@ -46,7 +46,7 @@ fn flags_are_settings() {
         "-v=4",
     ]);
     let settings = &config.settings;
-    assert_eq!(settings.mode, Mode::Userspace);
+    assert_eq!(settings.mode, Mode::IpTables);
     assert_eq!(settings.detect_local_mode, LocalMode::NodeCidr);
     assert_eq!(settings.client_connection.kubeconfig, "/k");
     assert!((settings.client_connection.qps - 7.5).abs() < f32::EPSILON);
@@ -56,7 +56,7 @@ fn flags_are_settings() {
     assert_eq!(settings.healthz_bind_address, "10.0.0.1:10256");
     assert_eq!(settings.metrics_bind_address, "");
     assert_eq!((config.node_name.as_str(), config.verbosity), ("node-a", 4));
-    assert_eq!(config.flags["proxy-mode"], "userspace");
+    assert_eq!(config.flags["proxy-mode"], "iptables");
 }
 
 #[test]

@@ -92,6 +92,20 @@ async fn the_apiservers_word_is_remembered_and_needed() {
     );
 }
 
+/// A stranger with many tokens of their own making does not have a good one forgotten, so that the
+/// apiserver would be asked again and again.
+#[tokio::test]
+async fn tokens_that_are_made_up_displace_no_good_one() {
+    let setup = setup(&WEBHOOK, &[("robot", "get pods")]).await;
+    assert_eq!(setup.get(None, Some("good"), "/pods").await.0, 200);
+    for n in 0..80 {
+        assert_eq!(setup.get(None, Some(&format!("bad-{n}")), "/pods").await.0, 401);
+    }
+    let asked = setup.reviews.asked.load(Ordering::SeqCst);
+    assert_eq!(setup.get(None, Some("good"), "/pods").await.0, 200);
+    assert_eq!(setup.reviews.asked.load(Ordering::SeqCst), asked, "the good one is remembered");
+}
+
 /// Upstream's answer to a certificate that it does not trust is 401, whoever else may come in.
 #[tokio::test]
 async fn who_shows_something_bad_is_not_taken_for_nobody() {
