@@ -53,6 +53,7 @@ fn archives(directory: &Path) -> usize {
     fs::read_dir(directory).map_or(0, |entries| entries.flatten().count())
 }
 
+/// Also CVE-2025-0426: checkpoints take leave, and there is a bound to their number.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_checkpoint_is_made_kept_and_bounded_in_number() {
     let host = Host::start().expect("a host");

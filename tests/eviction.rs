@@ -156,6 +156,7 @@ async fn pods_that_fill_what_all_of_them_may_use_are_ended_before_the_kernel_doe
     assert!(log.contains("allocatableMemory.available"), "it was the pods' memory");
 }
 
+/// Also CVE-2020-8557: what a container writes to the hosts file, which is the node's, counts.
 #[tokio::test]
 async fn pods_that_store_more_than_their_limits_are_ended() {
     let cluster = Cluster::start().await;
@@ -164,6 +165,10 @@ async fn pods_that_store_more_than_their_limits_are_ended() {
         format!("dd if=/dev/zero of={to} bs=1M count={megabytes}; {FOREVER}")
     };
     cluster.create("layer", asks(&write(30, "/x"), json!({}), limit("10Mi"))).await;
+    // Files of the node that a container may write to.
+    cluster.create("hosts", asks(&write(30, "/etc/hosts"), json!({}), limit("10Mi"))).await;
+    let words = write(30, "/dev/termination-log");
+    cluster.create("words", asks(&words, json!({}), limit("10Mi"))).await;
     let print = format!("yes 0123456789abcdef | head -c 8000000; {FOREVER}");
     let mut logs = asks(&print, json!({}), limit("5Mi"));
     let mut other = container("d", FOREVER);
@@ -182,6 +187,8 @@ async fn pods_that_store_more_than_their_limits_are_ended() {
         ("volume", "Usage of EmptyDir volume \"v\" exceeds the limit \"5Mi\". "),
         ("logs", "Container c exceeded its local ephemeral storage limit \"5Mi\". "),
         ("layer", "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "),
+        ("hosts", "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "),
+        ("words", "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "),
     ] {
         let (pod, message) = until_evicted(&cluster, name).await;
         assert_eq!(message, expected);

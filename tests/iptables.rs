@@ -129,6 +129,8 @@ impl Loopback {
     }
 }
 
+/// CVE-2020-8558: with `route_localnet`, which kube-proxy sets, neighbours reached what listens on
+/// loopback addresses. kube-proxy's own guard has the same rule in `tests/proxy`.
 #[tokio::test]
 async fn neighbours_do_not_reach_loopback_addresses() {
     let host = Host::start().unwrap();

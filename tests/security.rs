@@ -4,11 +4,19 @@
 
 mod common;
 
-use common::{Cluster, FOREVER, container, script};
+use std::fs::File;
+use std::net::{Ipv6Addr, SocketAddrV6};
+use std::path::PathBuf;
+
+use common::{Cluster, FOREVER, PATIENCE, container, run_of, script};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use longshore_testkit::{Host, Image, wait_until};
+use nix::net::if_::if_nametoindex;
+use nix::sched::{CloneFlags, setns};
 use serde_json::{Value, json};
+use socket2::{Domain, Protocol, Socket, Type};
 
 /// A pod that runs once, with these fields in its spec and in its container.
 fn once(text: &str, spec: Value, fields: Value) -> Value {
@@ -282,4 +290,158 @@ async fn an_ephemeral_container_looks_into_its_target() {
     cluster.delete("watched").await;
     cluster.until_gone("watched").await;
     cluster.host.assert_clean();
+}
+
+/// An image of that name which names this user, on the host before the node starts.
+fn import_with_user(host: &Host, name: &str, user: &str) -> String {
+    let image = format!("longshore.local/{name}:1");
+    let built = Image::busybox_builder(&image).unwrap().user(user).build().unwrap();
+    host.import(&built).unwrap();
+    image
+}
+
+/// Runs an image that is on the host already, and logs who it runs as.
+fn runs_as(image: &str, context: Value) -> Value {
+    let mut spec = script(&format!("id -u; {FOREVER}"));
+    spec["securityContext"] = context;
+    spec["containers"][0]["image"] = json!(image);
+    spec["containers"][0]["imagePullPolicy"] = json!("IfNotPresent");
+    spec
+}
+
+/// Until the container `c` runs for the time after its first `restarts`.
+async fn until_restarted(cluster: &Cluster, name: &str, restarts: i32) {
+    cluster
+        .until(name, &format!("restarted {restarts} times"), |pod| match run_of(pod).0 {
+            count if count >= restarts => Ok(()),
+            count => Err(format!("{count} restarts")),
+        })
+        .await;
+    cluster.until_ready(name).await;
+}
+
+/// CVE-2019-11245: a container whose image names a user ran as root when it was restarted, or when
+/// its image was on the node already.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_user_of_an_image_survives_restarts_and_images_on_the_node() {
+    let host = Host::start().expect("a host");
+    let number = import_with_user(&host, "by-number", "1234:5678");
+    let name = import_with_user(&host, "by-name", "nobody");
+    let root = import_with_user(&host, "by-root", "0");
+    let mut cluster = Cluster::on(host, json!({})).await;
+    let non_root = json!({"runAsNonRoot": true});
+    let pods = [
+        ("number", &number, json!({}), "1234"),
+        ("name", &name, json!({}), "65534"),
+        ("non-root", &number, non_root.clone(), "1234"),
+        ("chosen", &root, json!({"runAsUser": 7, "runAsNonRoot": true}), "7"),
+    ];
+    let kubectl = cluster.apiserver.kubectl();
+    for (pod, image, context, _) in &pods {
+        cluster.create(pod, runs_as(image, context.clone())).await;
+    }
+    // A pod that must not be root never becomes it, however often it is tried.
+    for (pod, image, why) in [
+        ("refused", &root, "container has runAsNonRoot and image will run as root"),
+        ("unknown", &name, "image has non-numeric user (nobody), cannot verify user is non-root"),
+    ] {
+        cluster.create(pod, runs_as(image, non_root.clone())).await;
+        cluster
+            .until(pod, "refused", |pod| match waiting(pod) {
+                Some((reason, message))
+                    if reason == "CreateContainerConfigError" && message.contains(why) =>
+                {
+                    Ok(())
+                }
+                other => Err(format!("{other:?}")),
+            })
+            .await;
+    }
+    for restarts in 0..3 {
+        if restarts == 2 {
+            let Cluster { node, host, .. } = &mut cluster;
+            node.restart(host).expect("the daemon starts again");
+        }
+        for (pod, _, _, user) in &pods {
+            until_restarted(&cluster, pod, restarts).await;
+            assert_eq!(kubectl.run(["logs", pod]).unwrap().trim(), *user, "{pod} {restarts}");
+            let process = kubectl.run(["exec", pod, "--", "stat", "-c", "%u", "/proc/1"]).unwrap();
+            assert_eq!(process.trim(), *user, "{pod} {restarts}");
+            // The command may be gone with its container before it is heard of.
+            let _ = kubectl.run(["exec", pod, "--", "kill", "1"]);
+        }
+    }
+    for pod in ["refused", "unknown"] {
+        assert_eq!(run_of(&cluster.pod(pod).await).1, "", "{pod} has no container");
+    }
+    for (pod, ..) in &pods {
+        cluster.delete(pod).await;
+        cluster.until_gone(pod).await;
+    }
+}
+
+/// A prefix that nobody has announced but a pod.
+const ROGUE: &str = "2001:db8:bad:";
+
+/// The network namespace of the only pod on a host.
+fn network_of_pod(host: &Host) -> PathBuf {
+    let [_, state] = host.containerd_dirs();
+    let entries = |directory: PathBuf| std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let plugins = entries(state.to_owned());
+    let found: Vec<_> = plugins.flat_map(|plugin| entries(plugin.path().join("netns"))).collect();
+    let [one] = &found[..] else { panic!("{found:?}") };
+    one.path()
+}
+
+/// Has the pod say to all of its link that it is a router, for that prefix and for everything.
+fn announce(host: &Host) {
+    let netns = File::open(network_of_pod(host)).unwrap();
+    let announce = move || {
+        setns(netns, CloneFlags::CLONE_NEWNET).unwrap();
+        let socket = Socket::new(Domain::IPV6, Type::RAW, Some(Protocol::ICMPV6)).unwrap();
+        let eth0 = if_nametoindex("eth0").unwrap();
+        socket.set_multicast_if_v6(eth0).unwrap();
+        socket.set_multicast_hops_v6(255).unwrap();
+        // Router advertisement: hop limit 64, lifetime 1800 s; the kernel writes the checksum.
+        let mut message = vec![134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0];
+        // Prefix information: /64, on the link, for addresses, for an hour.
+        message.extend([3, 4, 64, 0xc0, 0, 0, 14, 16, 0, 0, 14, 16, 0, 0, 0, 0]);
+        message.extend(Ipv6Addr::new(0x2001, 0xdb8, 0xbad, 0, 0, 0, 0, 0).octets());
+        let all_nodes = SocketAddrV6::new(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1), 0, 0, eth0);
+        socket.send_to(&message, &all_nodes.into())
+    };
+    std::thread::spawn(announce).join().unwrap().expect("it is sent");
+}
+
+/// CVE-2020-10749: a pod that announces itself as an IPv6 router took the host's traffic. What keeps
+/// the host from listening is the CNI plugin's setting of the bridge, which the node leaves alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_cannot_make_itself_the_router_of_its_host() {
+    let cluster = Cluster::start().await;
+    cluster.create("rogue", script(FOREVER)).await;
+    cluster.until_ready("rogue").await;
+    let sh = |line: &str| cluster.host.run("sh", ["-c", line]).unwrap();
+    let taken = || {
+        let seen = sh("ip -6 route show; ip -6 addr show");
+        let lines = seen.lines().filter(|line| line.contains(ROGUE) || line.contains("proto ra"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let bridge = "/proc/sys/net/ipv6/conf/cni0";
+    assert_eq!(sh(&format!("cat {bridge}/accept_ra")).trim(), "0", "the bridge plugin sees to it");
+    for _ in 0..3 {
+        announce(&cluster.host);
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        assert_eq!(taken(), Vec::<String>::new());
+    }
+    // A host that listens would have taken it.
+    sh(&format!("echo 2 >{bridge}/accept_ra"));
+    wait_until(PATIENCE, "the announcement is taken", async || {
+        announce(&cluster.host);
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        if taken().is_empty() { Err("nothing") } else { Ok(()) }
+    })
+    .await
+    .unwrap();
+    cluster.delete("rogue").await;
+    cluster.until_gone("rogue").await;
 }

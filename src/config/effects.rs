@@ -1,18 +1,25 @@
-//! What each field of `KubeletConfiguration` does here: one table of all of them. A field that does
-//! nothing yet is told by its name when a file or a flag sets it.
+//! What each field of `KubeletConfiguration`, and each flag that is none of them, does here: tables
+//! of all of them. What does nothing is warned about by its name when a file or a flag sets it. That
+//! is only for what protects nothing: who asks for a protection that would not be in force gets an
+//! error instead.
 
 use super::Config;
+use super::flags::KubeletFlags;
 use super::kubelet::KubeletConfiguration;
 
 /// What a field does.
 #[derive(Clone, Copy)]
-pub(super) enum Effect {
+pub(super) enum Effect<T: 'static = KubeletConfiguration> {
     /// What upstream's documentation says.
     Full,
-    /// Nothing: whether two settings agree in it, and why nothing.
-    None(fn(&KubeletConfiguration, &KubeletConfiguration) -> bool, &'static str),
+    /// Nothing, and nothing that protects depends on it: whether two settings agree in it, and why
+    /// nothing.
+    None(fn(&T, &T) -> bool, &'static str),
 }
 use Effect::Full;
+
+/// A table of fields by their names in a file.
+pub(super) type Effects<T> = &'static [(&'static str, Effect<T>)];
 
 /// A row for a field without effect.
 macro_rules! none {
@@ -20,10 +27,11 @@ macro_rules! none {
         ($name, Effect::None(|a, b| a.$($field).+ == b.$($field).+, $why))
     };
 }
+pub(super) use none;
 
 /// Every field by its name in a file, with its effect.
 #[rustfmt::skip]
-pub(super) static EFFECTS: &[(&str, Effect)] = &[
+pub(super) static EFFECTS: Effects<KubeletConfiguration> = &[
     ("enableServer", Full),
     ("staticPodPath", Full),
     ("podLogsDir", Full),
@@ -106,7 +114,8 @@ pub(super) static EFFECTS: &[(&str, Effect)] = &[
     ("mergeDefaultEvictionSettings", Full),
     ("podsPerCore", Full),
     ("enableControllerAttachDetach", Full),
-    none!("protectKernelDefaults", protect_kernel_defaults, "no setting of the kernel is changed"),
+    // what is wrong is refused; nothing is set where the field is false
+    ("protectKernelDefaults", Full),
     ("makeIPTablesUtilChains", Full),
     none!("iptablesMasqueradeBit", iptables_masquerade_bit, "upstream does not use it any more"),
     none!("iptablesDropBit", iptables_drop_bit, "upstream does not use it any more"),
@@ -155,7 +164,7 @@ pub(super) static EFFECTS: &[(&str, Effect)] = &[
 ];
 
 /// What of [`Effect::Full`] fields does nothing: parts of `logging`.
-static PARTS: &[(&str, Effect)] = &[
+static PARTS: Effects<KubeletConfiguration> = &[
     none!("logging.format", logging.format, "logs are text"),
     none!("logging.flushFrequency", logging.flush_frequency, "each line is written at once"),
     none!("logging.vmodule", logging.vmodule, "RUST_LOG sets levels by module"),
@@ -164,22 +173,63 @@ static PARTS: &[(&str, Effect)] = &[
 
 /// A line for each field that is set and does nothing.
 pub(super) fn without_effect(settings: &KubeletConfiguration) -> Vec<String> {
-    let default = KubeletConfiguration::default();
-    let told = |(name, effect): &(&str, Effect)| match effect {
+    [EFFECTS, PARTS].into_iter().flat_map(|table| unused(table, settings)).collect()
+}
+
+/// The same by any table.
+pub(super) fn unused<T: Default>(table: Effects<T>, settings: &T) -> Vec<String> {
+    let default = T::default();
+    let line = |(name, effect): &(&str, Effect<T>)| match effect {
         Effect::None(agree, why) if !agree(settings, &default) => {
             Some(format!("{name} is set and has no effect: {why}"))
         }
         _ => None,
     };
-    EFFECTS.iter().chain(PARTS).filter_map(told).collect()
+    table.iter().filter_map(line).collect()
 }
+
+/// A line for each flag without a field that asks for a protection which would not be in force.
+pub(super) fn unprotected_flags(flags: &KubeletFlags) -> Option<String> {
+    let open = flags.strict_streams && flags.kubelet.authorization.mode != "Webhook";
+    open.then(|| {
+        "--authorization-strict-streams: authorization.mode must be Webhook with it".to_owned()
+    })
+}
+
+/// The flags that are taken and do nothing, whatever their values: none of them protects anything.
+#[cfg(test)]
+pub(super) static IGNORED_FLAGS: &[(&str, &str)] = &[
+    ("vmodule", "RUST_LOG sets levels by module"),
+    ("log-text-info-buffer-size", "each line is written at once"),
+    ("log-json-info-buffer-size", "each line is written at once"),
+    ("experimental-mounter-path", "upstream does not use it any more"),
+    ("pod-infra-container-image", "the runtime has the image of sandboxes"),
+    ("housekeeping-interval", "figures are read when somebody asks"),
+    ("max-housekeeping-interval", "figures are read when somebody asks"),
+    ("application-metrics-count-limit", "no application metrics are read"),
+    ("boot-id-file", "the machine's files are where they always are"),
+    ("container-hints", "no hints are read"),
+    ("containerd", "containerRuntimeEndpoint counts"),
+    ("enable-load-reader", "there is no such reader"),
+    ("event-storage-age-limit", "no events of cAdvisor are kept"),
+    ("event-storage-event-limit", "no events of cAdvisor are kept"),
+    ("global-housekeeping-interval", "figures are read when somebody asks"),
+    ("log-cadvisor-usage", "there is no cAdvisor"),
+    ("machine-id-file", "the machine's files are where they always are"),
+    ("storage-driver-user", "figures go to no database"),
+    ("storage-driver-password", "figures go to no database"),
+    ("storage-driver-host", "figures go to no database"),
+    ("storage-driver-db", "figures go to no database"),
+    ("storage-driver-table", "figures go to no database"),
+    ("storage-driver-secure", "figures go to no database"),
+    ("storage-driver-buffer-duration", "figures go to no database"),
+    ("containerd-namespace", "the runtime knows its own"),
+];
 
 /// A line for each flag without a field that is set and does nothing, as things are.
 pub(super) fn flags_without_effect(config: &Config) -> Vec<String> {
-    let open = config.strict_streams && config.kubelet.authorization.mode != "Webhook";
     let plugins = "credential plugins for images are not run";
     [
-        (open, "authorization-strict-streams", "authorization.mode is not Webhook"),
         (
             config.image_credential_provider_config.is_some(),
             "image-credential-provider-config",

@@ -1,6 +1,7 @@
 //! The feature gates of Kubernetes 1.36: their names, defaults and stages, as data.
 //!
-//! Every gate upstream knows is accepted; only a few change what this daemon does.
+//! Every gate upstream knows is accepted, but for those that ask for a protection which is not in
+//! force here: with them the kubelet does not start.
 
 use std::collections::BTreeMap;
 
@@ -16,6 +17,22 @@ enum Stage {
 }
 use Stage::{Alpha, Beta, Deprecated, Ga};
 
+/// What switching a gate does here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Effect {
+    /// What upstream's documentation says.
+    Read,
+    /// Nothing, and nothing that protects depends on it: it is locked, or another program's, or a
+    /// matter of features, compatibility and speed.
+    Unused,
+    /// Nothing, though the gate with this value asks for a protection; and what is not protected.
+    Missing(bool, &'static str),
+}
+use Effect::{Missing, Read, Unused};
+
+/// Name, default, stage, whether the default is locked, and the effect.
+type Gate = (&'static str, bool, Stage, bool, Effect);
+
 /// The gates in force: upstream's defaults under what flags and files asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FeatureGates(BTreeMap<String, bool>);
@@ -28,7 +45,7 @@ impl FeatureGates {
             .filter_map(|(name, &value)| match known(name) {
                 None if name == "AllAlpha" || name == "AllBeta" => None,
                 None => Some(format!("featureGates: unrecognized feature gate: {name}")),
-                Some((_, default, _, true)) if *default != value => Some(format!(
+                Some((_, default, _, true, _)) if *default != value => Some(format!(
                     "featureGates: cannot set feature gate {name} to {value}, feature is locked to {default}"
                 )),
                 Some(_) => None,
@@ -42,13 +59,24 @@ impl FeatureGates {
         if let Some(&set) = self.0.get(name) {
             return set;
         }
-        let Some(&(_, default, stage, locked)) = known(name) else { return false };
+        let Some(&(_, default, stage, locked, _)) = known(name) else { return false };
         let all = match stage {
             Alpha => self.0.get("AllAlpha"),
             Beta => self.0.get("AllBeta"),
             Ga | Deprecated => None,
         };
         all.copied().filter(|_| !locked).unwrap_or(default)
+    }
+
+    /// A line for each gate that asks the kubelet for a protection which is not in force here.
+    pub(super) fn unprotected(&self) -> Vec<String> {
+        let fault = |(name, _, _, _, effect): &Gate| match effect {
+            Missing(value, why) if self.enabled(name) == *value => {
+                Some(format!("featureGates: {name}={value} is not implemented: {why}"))
+            }
+            _ => None,
+        };
+        GATES.iter().filter_map(fault).collect()
     }
 
     /// Has `registry` tell of each gate its stage and whether it is on.
@@ -61,7 +89,7 @@ impl FeatureGates {
         let help =
             "Whether a feature gate is on, and how far it has come: nothing for what is done.";
         let mut samples = text.family("kubernetes_feature_enabled", help, Kind::Gauge);
-        for (name, _, stage, _) in GATES {
+        for (name, _, stage, ..) in GATES {
             let labels = Labels::new(&[("name", name), ("stage", stage.name())]);
             samples.add(&labels, f64::from(u8::from(self.enabled(name))));
         }
@@ -80,252 +108,252 @@ impl Stage {
     }
 }
 
-fn known(name: &str) -> Option<&'static (&'static str, bool, Stage, bool)> {
+fn known(name: &str) -> Option<&'static Gate> {
     GATES.binary_search_by_key(&name, |gate| gate.0).ok().map(|at| &GATES[at])
 }
 
-/// Name, default, stage and whether the default is locked, sorted by name.
+/// Sorted by name.
 #[rustfmt::skip]
-static GATES: &[(&str, bool, Stage, bool)] = &[
-    ("APIResponseCompression", true, Beta, false),
-    ("APIServerIdentity", true, Beta, false),
-    ("APIServerTracing", true, Ga, true),
-    ("APIServingWithRoutine", false, Alpha, false),
-    ("AggregatedDiscoveryRemoveBetaType", true, Deprecated, true),
-    ("AllowDNSOnlyNodeCSR", false, Deprecated, false),
-    ("AllowInsecureKubeletCertificateSigningRequests", false, Deprecated, false),
-    ("AllowOverwriteTerminationGracePeriodSeconds", false, Deprecated, true),
-    ("AllowParsingUserUIDFromCertAuth", true, Beta, false),
-    ("AllowServiceExternalIPs", true, Ga, false),
-    ("AllowUnsafeMalformedObjectDeletion", false, Alpha, false),
-    ("AnonymousAuthConfigurableEndpoints", true, Ga, true),
-    ("AnyVolumeDataSource", true, Ga, true),
-    ("AtomicFIFO", true, Beta, false),
-    ("AuthorizeNodeWithSelectors", true, Ga, true),
-    ("AuthorizePodWebsocketUpgradeCreatePermission", true, Beta, false),
-    ("AuthorizeWithSelectors", true, Ga, true),
-    ("BtreeWatchCache", true, Ga, true),
-    ("CBORServingAndStorage", false, Alpha, false),
-    ("CPUManagerPolicyAlphaOptions", false, Alpha, false),
-    ("CPUManagerPolicyBetaOptions", true, Beta, false),
-    ("CPUManagerPolicyOptions", true, Ga, true),
-    ("CRDObservedGenerationTracking", true, Beta, false),
-    ("CRDValidationRatcheting", true, Ga, false),
-    ("CRIListStreaming", false, Alpha, false),
-    ("CSIServiceAccountTokenSecrets", true, Ga, true),
-    ("CSIVolumeHealth", false, Alpha, false),
-    ("ChangeContainerStatusOnKubeletRestart", false, Deprecated, false),
-    ("ClearingNominatedNodeNameAfterBinding", true, Beta, false),
-    ("ClientsAllowCARotation", true, Beta, false),
-    ("ClientsAllowCBOR", false, Beta, false),
-    ("ClientsAllowTLSCacheGC", true, Beta, false),
-    ("ClientsPreferCBOR", false, Beta, false),
-    ("CloudControllerManagerWatchBasedRoutesReconciliation", false, Alpha, false),
-    ("CloudControllerManagerWebhook", false, Alpha, false),
-    ("ClusterTrustBundle", false, Beta, false),
-    ("ClusterTrustBundleProjection", false, Beta, false),
-    ("ComponentFlagz", true, Beta, false),
-    ("ComponentStatusz", true, Beta, false),
-    ("ConcurrentWatchObjectDecode", false, Beta, false),
-    ("ConsistentListFromCache", true, Ga, true),
-    ("ConstrainedImpersonation", true, Beta, false),
-    ("ContainerCheckpoint", true, Beta, false),
-    ("ContainerRestartRules", true, Beta, false),
-    ("ContainerStopSignals", false, Alpha, false),
-    ("ContextualLogging", true, Beta, false),
-    ("ControllerManagerReleaseLeaderElectionLockOnExit", false, Alpha, false),
-    ("CoordinatedLeaderElection", false, Beta, false),
-    ("CrossNamespaceVolumeDataSource", false, Alpha, false),
-    ("CustomCPUCFSQuotaPeriod", true, Ga, false),
-    ("CustomResourceFieldSelectors", true, Ga, false),
-    ("DRAAdminAccess", true, Ga, true),
-    ("DRAConsumableCapacity", true, Beta, false),
-    ("DRADeviceBindingConditions", true, Beta, false),
-    ("DRADeviceTaintRules", false, Beta, false),
-    ("DRADeviceTaints", true, Beta, false),
-    ("DRAExtendedResource", true, Beta, false),
-    ("DRAListTypeAttributes", false, Alpha, false),
-    ("DRANodeAllocatableResources", false, Alpha, false),
-    ("DRAPartitionableDevices", true, Beta, false),
-    ("DRAPrioritizedList", true, Ga, false),
-    ("DRAResourceClaimDeviceStatus", true, Beta, false),
-    ("DRAResourceClaimGranularStatusAuthorization", true, Beta, false),
-    ("DRAResourcePoolStatus", false, Alpha, false),
-    ("DRASchedulerFilterTimeout", true, Beta, false),
-    ("DRAWorkloadResourceClaims", false, Alpha, false),
-    ("DeclarativeValidation", true, Ga, true),
-    ("DeclarativeValidationBeta", true, Beta, false),
-    ("DeclarativeValidationTakeover", false, Deprecated, false),
-    ("DeploymentReplicaSetTerminatingReplicas", true, Beta, false),
-    ("DetectCacheInconsistency", true, Beta, false),
-    ("DisableAllocatorDualWrite", true, Ga, true),
-    ("DisableCPUQuotaWithExclusiveCPUs", true, Deprecated, false),
-    ("DisableNodeKubeProxyVersion", true, Deprecated, true),
-    ("DynamicResourceAllocation", true, Ga, true),
-    ("EnvFiles", true, Beta, false),
-    ("EventedPLEG", false, Alpha, false),
-    ("ExecProbeTimeout", true, Ga, true),
-    ("ExtendWebSocketsToKubelet", true, Beta, false),
-    ("ExternalServiceAccountTokenSigner", true, Ga, true),
-    ("GangScheduling", false, Alpha, false),
-    ("GenericWorkload", false, Alpha, false),
-    ("GitRepoVolumeDriver", false, Deprecated, true),
-    ("GracefulNodeShutdown", true, Beta, false),
-    ("GracefulNodeShutdownBasedOnPodPriority", true, Beta, false),
-    ("HPAConfigurableTolerance", true, Beta, false),
-    ("HPAScaleToZero", false, Alpha, false),
-    ("HostnameOverride", true, Beta, false),
-    ("ImageMaximumGCAge", true, Ga, true),
-    ("ImageVolume", true, Ga, true),
-    ("ImageVolumeWithDigest", false, Alpha, false),
-    ("InOrderInformers", true, Beta, true),
-    ("InOrderInformersBatchProcess", true, Beta, false),
-    ("InPlacePodLevelResourcesVerticalScaling", true, Beta, false),
-    ("InPlacePodVerticalScaling", true, Ga, true),
-    ("InPlacePodVerticalScalingExclusiveCPUs", false, Alpha, false),
-    ("InPlacePodVerticalScalingExclusiveMemory", false, Alpha, false),
-    ("InPlacePodVerticalScalingInitContainers", true, Beta, false),
-    ("InformerResourceVersion", true, Beta, false),
-    ("JobBackoffLimitPerIndex", true, Ga, true),
-    ("JobManagedBy", true, Ga, true),
-    ("JobPodReplacementPolicy", true, Ga, true),
-    ("JobSuccessPolicy", true, Ga, true),
-    ("KMSv1", false, Deprecated, false),
-    ("KubeletCgroupDriverFromCRI", true, Ga, true),
-    ("KubeletCrashLoopBackOffMax", true, Beta, false),
-    ("KubeletEnsureSecretPulledImages", true, Beta, false),
-    ("KubeletFineGrainedAuthz", true, Ga, true),
-    ("KubeletInUserNamespace", false, Alpha, false),
-    ("KubeletPSI", true, Ga, true),
-    ("KubeletPodResourcesDynamicResources", true, Ga, true),
-    ("KubeletPodResourcesGet", true, Ga, true),
-    ("KubeletPodResourcesListUseActivePods", true, Deprecated, false),
-    ("KubeletRegistrationGetOnExistsOnly", false, Deprecated, false),
-    ("KubeletSeparateDiskGC", true, Beta, false),
-    ("KubeletServiceAccountTokenForCredentialProviders", true, Beta, false),
-    ("KubeletTracing", true, Ga, true),
-    ("ListFromCacheSnapshot", true, Beta, false),
-    ("LocalStorageCapacityIsolationFSQuotaMonitoring", false, Beta, false),
-    ("LogarithmicScaleDown", true, Ga, true),
-    ("LoggingAlphaOptions", false, Alpha, false),
-    ("LoggingBetaOptions", true, Beta, false),
-    ("ManifestBasedAdmissionControlConfig", false, Alpha, false),
-    ("MatchLabelKeysInPodAffinity", true, Ga, true),
-    ("MatchLabelKeysInPodTopologySpread", true, Beta, false),
-    ("MatchLabelKeysInPodTopologySpreadSelectorMerge", true, Beta, false),
-    ("MaxUnavailableStatefulSet", false, Beta, false),
-    ("MemoryQoS", false, Alpha, false),
-    ("MultiCIDRServiceAllocator", true, Ga, true),
-    ("MutableCSINodeAllocatableCount", true, Ga, true),
-    ("MutablePVNodeAffinity", false, Alpha, false),
-    ("MutablePodResourcesForSuspendedJobs", true, Beta, false),
-    ("MutableSchedulingDirectivesForSuspendedJobs", true, Beta, false),
-    ("MutatingAdmissionPolicy", true, Ga, false),
-    ("NFTablesProxyMode", true, Ga, true),
-    ("NodeDeclaredFeatures", true, Beta, false),
-    ("NodeInclusionPolicyInPodTopologySpread", true, Ga, true),
-    ("NodeLogQuery", true, Ga, true),
-    ("NodeSwap", true, Ga, true),
-    ("NominatedNodeNameForExpectation", true, Beta, false),
-    ("OpenAPIEnums", true, Beta, false),
-    ("OpportunisticBatching", true, Beta, false),
-    ("OrderedNamespaceDeletion", true, Ga, true),
-    ("PLEGOnDemandRelist", true, Beta, false),
-    ("PersistentVolumeClaimUnusedSinceTime", false, Alpha, false),
-    ("PodAndContainerStatsFromCRI", false, Alpha, false),
-    ("PodCertificateRequest", false, Beta, false),
-    ("PodDeletionCost", true, Beta, false),
-    ("PodLevelResourceManagers", false, Alpha, false),
-    ("PodLevelResources", true, Beta, false),
-    ("PodLifecycleSleepAction", true, Ga, true),
-    ("PodLifecycleSleepActionAllowZero", true, Ga, true),
-    ("PodLogsQuerySplitStreams", false, Alpha, false),
-    ("PodObservedGenerationTracking", true, Ga, true),
-    ("PodReadyToStartContainersCondition", true, Beta, false),
-    ("PodSchedulingReadiness", true, Ga, true),
-    ("PodTopologyLabelsAdmission", true, Beta, false),
-    ("PodsAPI", false, Alpha, false),
-    ("PortForwardWebsockets", true, Beta, false),
-    ("PreferSameTrafficDistribution", true, Ga, true),
-    ("PreventStaticPodAPIReferences", true, Beta, false),
-    ("ProcMountType", true, Ga, true),
-    ("QOSReserved", false, Alpha, false),
-    ("RecoverVolumeExpansionFailure", true, Ga, true),
-    ("RecursiveReadOnlyMounts", true, Ga, true),
-    ("ReduceDefaultCrashLoopBackOffDecay", false, Alpha, false),
-    ("RelaxedDNSSearchValidation", true, Ga, true),
-    ("RelaxedEnvironmentVariableValidation", true, Ga, true),
-    ("RelaxedServiceNameValidation", true, Beta, false),
-    ("ReloadKubeletClientCAFile", true, Beta, false),
-    ("ReloadKubeletServerCertificateFile", true, Beta, false),
-    ("RemoteRequestHeaderUID", true, Beta, false),
-    ("ResilientWatchCacheInitialization", true, Ga, true),
-    ("ResourceHealthStatus", true, Beta, false),
-    ("ResourceHealthStatusMessage", true, Beta, false),
-    ("RestartAllContainersOnContainerExits", true, Beta, false),
-    ("RetryGenerateName", true, Ga, false),
-    ("RotateKubeletServerCertificate", true, Beta, false),
-    ("RuntimeClassInImageCriApi", false, Alpha, false),
-    ("SELinuxChangePolicy", true, Ga, true),
-    ("SELinuxMount", false, Beta, false),
-    ("SELinuxMountReadWriteOncePod", true, Ga, true),
-    ("SchedulerAsyncAPICalls", false, Beta, false),
-    ("SchedulerAsyncPreemption", true, Beta, false),
-    ("SchedulerPopFromBackoffQ", true, Beta, false),
-    ("SchedulerQueueingHints", true, Ga, true),
-    ("SeparateCacheWatchRPC", false, Deprecated, false),
-    ("SeparateTaintEvictionController", true, Ga, true),
-    ("ServiceAccountNodeAudienceRestriction", true, Beta, false),
-    ("ServiceAccountTokenJTI", true, Ga, true),
-    ("ServiceAccountTokenNodeBinding", true, Ga, true),
-    ("ServiceAccountTokenNodeBindingValidation", true, Ga, true),
-    ("ServiceAccountTokenPodNodeInfo", true, Ga, true),
-    ("ServiceCIDRStatusFieldWiping", true, Deprecated, false),
-    ("ShardedListAndWatch", false, Alpha, false),
-    ("SidecarContainers", true, Ga, false),
-    ("SizeBasedListCostEstimate", true, Beta, false),
-    ("StaleControllerConsistencyDaemonSet", true, Beta, false),
-    ("StaleControllerConsistencyJob", true, Beta, false),
-    ("StaleControllerConsistencyReplicaSet", true, Beta, false),
-    ("StaleControllerConsistencyStatefulSet", true, Beta, false),
-    ("StatefulSetSemanticRevisionComparison", true, Beta, false),
-    ("StorageCapacityScoring", false, Alpha, false),
-    ("StorageNamespaceIndex", true, Deprecated, false),
-    ("StorageVersionAPI", false, Alpha, false),
-    ("StorageVersionHash", true, Beta, false),
-    ("StorageVersionMigrator", false, Beta, false),
-    ("StreamingCollectionEncodingToJSON", true, Ga, true),
-    ("StreamingCollectionEncodingToProtobuf", true, Ga, true),
-    ("StrictIPCIDRValidation", true, Beta, false),
-    ("StructuredAuthenticationConfiguration", true, Ga, true),
-    ("StructuredAuthenticationConfigurationEgressSelector", true, Beta, false),
-    ("StructuredAuthenticationConfigurationJWKSMetrics", true, Beta, false),
-    ("SupplementalGroupsPolicy", true, Ga, true),
-    ("SystemdWatchdog", true, Ga, true),
-    ("TaintTolerationComparisonOperators", false, Alpha, false),
-    ("TokenRequestServiceAccountUIDValidation", true, Beta, false),
-    ("TopologyAwareWorkloadScheduling", false, Alpha, false),
-    ("TopologyManagerPolicyAlphaOptions", false, Alpha, false),
-    ("TopologyManagerPolicyBetaOptions", true, Beta, false),
-    ("TopologyManagerPolicyOptions", true, Ga, true),
-    ("TranslateStreamCloseWebsocketRequests", true, Beta, false),
-    ("UnauthenticatedHTTP2DOSMitigation", true, Beta, false),
-    ("UnknownVersionInteroperabilityProxy", true, Beta, false),
-    ("UnlockWhileProcessingFIFO", true, Beta, false),
-    ("UserNamespacesHostNetworkSupport", false, Alpha, false),
-    ("UserNamespacesSupport", true, Ga, true),
-    ("VolumeAttributesClass", true, Ga, true),
-    ("VolumeLimitScaling", false, Alpha, false),
-    ("WatchCacheInitializationPostStartHook", true, Beta, false),
-    ("WatchList", true, Beta, false),
-    ("WatchListClient", true, Beta, false),
-    ("WinDSR", true, Ga, true),
-    ("WinOverlay", true, Ga, true),
-    ("WindowsCPUAndMemoryAffinity", false, Alpha, false),
-    ("WindowsGracefulNodeShutdown", true, Beta, false),
-    ("WindowsHostNetwork", false, Deprecated, false),
-    ("WorkloadAwarePreemption", false, Alpha, false),
-    ("WorkloadWithJob", false, Alpha, false),
+static GATES: &[Gate] = &[
+    ("APIResponseCompression", true, Beta, false, Unused),
+    ("APIServerIdentity", true, Beta, false, Unused),
+    ("APIServerTracing", true, Ga, true, Unused),
+    ("APIServingWithRoutine", false, Alpha, false, Unused),
+    ("AggregatedDiscoveryRemoveBetaType", true, Deprecated, true, Unused),
+    ("AllowDNSOnlyNodeCSR", false, Deprecated, false, Read),
+    ("AllowInsecureKubeletCertificateSigningRequests", false, Deprecated, false, Unused),
+    ("AllowOverwriteTerminationGracePeriodSeconds", false, Deprecated, true, Unused),
+    ("AllowParsingUserUIDFromCertAuth", true, Beta, false, Unused),
+    ("AllowServiceExternalIPs", true, Ga, false, Read),
+    ("AllowUnsafeMalformedObjectDeletion", false, Alpha, false, Unused),
+    ("AnonymousAuthConfigurableEndpoints", true, Ga, true, Unused),
+    ("AnyVolumeDataSource", true, Ga, true, Unused),
+    ("AtomicFIFO", true, Beta, false, Unused),
+    ("AuthorizeNodeWithSelectors", true, Ga, true, Unused),
+    ("AuthorizePodWebsocketUpgradeCreatePermission", true, Beta, false, Unused),
+    ("AuthorizeWithSelectors", true, Ga, true, Unused),
+    ("BtreeWatchCache", true, Ga, true, Unused),
+    ("CBORServingAndStorage", false, Alpha, false, Unused),
+    ("CPUManagerPolicyAlphaOptions", false, Alpha, false, Read),
+    ("CPUManagerPolicyBetaOptions", true, Beta, false, Unused),
+    ("CPUManagerPolicyOptions", true, Ga, true, Unused),
+    ("CRDObservedGenerationTracking", true, Beta, false, Unused),
+    ("CRDValidationRatcheting", true, Ga, false, Unused),
+    ("CRIListStreaming", false, Alpha, false, Unused),
+    ("CSIServiceAccountTokenSecrets", true, Ga, true, Unused),
+    ("CSIVolumeHealth", false, Alpha, false, Read),
+    ("ChangeContainerStatusOnKubeletRestart", false, Deprecated, false, Unused),
+    ("ClearingNominatedNodeNameAfterBinding", true, Beta, false, Unused),
+    ("ClientsAllowCARotation", true, Beta, false, Unused),
+    ("ClientsAllowCBOR", false, Beta, false, Unused),
+    ("ClientsAllowTLSCacheGC", true, Beta, false, Unused),
+    ("ClientsPreferCBOR", false, Beta, false, Unused),
+    ("CloudControllerManagerWatchBasedRoutesReconciliation", false, Alpha, false, Unused),
+    ("CloudControllerManagerWebhook", false, Alpha, false, Unused),
+    ("ClusterTrustBundle", false, Beta, false, Unused),
+    ("ClusterTrustBundleProjection", false, Beta, false, Read),
+    ("ComponentFlagz", true, Beta, false, Read),
+    ("ComponentStatusz", true, Beta, false, Read),
+    ("ConcurrentWatchObjectDecode", false, Beta, false, Unused),
+    ("ConsistentListFromCache", true, Ga, true, Unused),
+    ("ConstrainedImpersonation", true, Beta, false, Unused),
+    ("ContainerCheckpoint", true, Beta, false, Read),
+    ("ContainerRestartRules", true, Beta, false, Read),
+    ("ContainerStopSignals", false, Alpha, false, Read),
+    ("ContextualLogging", true, Beta, false, Unused),
+    ("ControllerManagerReleaseLeaderElectionLockOnExit", false, Alpha, false, Unused),
+    ("CoordinatedLeaderElection", false, Beta, false, Unused),
+    ("CrossNamespaceVolumeDataSource", false, Alpha, false, Unused),
+    ("CustomCPUCFSQuotaPeriod", true, Ga, false, Read),
+    ("CustomResourceFieldSelectors", true, Ga, false, Unused),
+    ("DRAAdminAccess", true, Ga, true, Unused),
+    ("DRAConsumableCapacity", true, Beta, false, Unused),
+    ("DRADeviceBindingConditions", true, Beta, false, Unused),
+    ("DRADeviceTaintRules", false, Beta, false, Unused),
+    ("DRADeviceTaints", true, Beta, false, Unused),
+    ("DRAExtendedResource", true, Beta, false, Unused),
+    ("DRAListTypeAttributes", false, Alpha, false, Unused),
+    ("DRANodeAllocatableResources", false, Alpha, false, Unused),
+    ("DRAPartitionableDevices", true, Beta, false, Unused),
+    ("DRAPrioritizedList", true, Ga, false, Unused),
+    ("DRAResourceClaimDeviceStatus", true, Beta, false, Unused),
+    ("DRAResourceClaimGranularStatusAuthorization", true, Beta, false, Unused),
+    ("DRAResourcePoolStatus", false, Alpha, false, Unused),
+    ("DRASchedulerFilterTimeout", true, Beta, false, Unused),
+    ("DRAWorkloadResourceClaims", false, Alpha, false, Unused),
+    ("DeclarativeValidation", true, Ga, true, Unused),
+    ("DeclarativeValidationBeta", true, Beta, false, Unused),
+    ("DeclarativeValidationTakeover", false, Deprecated, false, Unused),
+    ("DeploymentReplicaSetTerminatingReplicas", true, Beta, false, Unused),
+    ("DetectCacheInconsistency", true, Beta, false, Unused),
+    ("DisableAllocatorDualWrite", true, Ga, true, Unused),
+    ("DisableCPUQuotaWithExclusiveCPUs", true, Deprecated, false, Read),
+    ("DisableNodeKubeProxyVersion", true, Deprecated, true, Unused),
+    ("DynamicResourceAllocation", true, Ga, true, Unused),
+    ("EnvFiles", true, Beta, false, Unused),
+    ("EventedPLEG", false, Alpha, false, Unused),
+    ("ExecProbeTimeout", true, Ga, true, Unused),
+    ("ExtendWebSocketsToKubelet", true, Beta, false, Read),
+    ("ExternalServiceAccountTokenSigner", true, Ga, true, Unused),
+    ("GangScheduling", false, Alpha, false, Unused),
+    ("GenericWorkload", false, Alpha, false, Unused),
+    ("GitRepoVolumeDriver", false, Deprecated, true, Unused),
+    ("GracefulNodeShutdown", true, Beta, false, Read),
+    ("GracefulNodeShutdownBasedOnPodPriority", true, Beta, false, Read),
+    ("HPAConfigurableTolerance", true, Beta, false, Unused),
+    ("HPAScaleToZero", false, Alpha, false, Unused),
+    ("HostnameOverride", true, Beta, false, Unused),
+    ("ImageMaximumGCAge", true, Ga, true, Unused),
+    ("ImageVolume", true, Ga, true, Unused),
+    ("ImageVolumeWithDigest", false, Alpha, false, Unused),
+    ("InOrderInformers", true, Beta, true, Unused),
+    ("InOrderInformersBatchProcess", true, Beta, false, Unused),
+    ("InPlacePodLevelResourcesVerticalScaling", true, Beta, false, Read),
+    ("InPlacePodVerticalScaling", true, Ga, true, Unused),
+    ("InPlacePodVerticalScalingExclusiveCPUs", false, Alpha, false, Read),
+    ("InPlacePodVerticalScalingExclusiveMemory", false, Alpha, false, Read),
+    ("InPlacePodVerticalScalingInitContainers", true, Beta, false, Read),
+    ("InformerResourceVersion", true, Beta, false, Unused),
+    ("JobBackoffLimitPerIndex", true, Ga, true, Unused),
+    ("JobManagedBy", true, Ga, true, Unused),
+    ("JobPodReplacementPolicy", true, Ga, true, Unused),
+    ("JobSuccessPolicy", true, Ga, true, Unused),
+    ("KMSv1", false, Deprecated, false, Unused),
+    ("KubeletCgroupDriverFromCRI", true, Ga, true, Unused),
+    ("KubeletCrashLoopBackOffMax", true, Beta, false, Read),
+    ("KubeletEnsureSecretPulledImages", true, Beta, false, Read),
+    ("KubeletFineGrainedAuthz", true, Ga, true, Unused),
+    ("KubeletInUserNamespace", false, Alpha, false, Unused),
+    ("KubeletPSI", true, Ga, true, Unused),
+    ("KubeletPodResourcesDynamicResources", true, Ga, true, Unused),
+    ("KubeletPodResourcesGet", true, Ga, true, Unused),
+    ("KubeletPodResourcesListUseActivePods", true, Deprecated, false, Unused),
+    ("KubeletRegistrationGetOnExistsOnly", false, Deprecated, false, Unused),
+    ("KubeletSeparateDiskGC", true, Beta, false, Unused),
+    ("KubeletServiceAccountTokenForCredentialProviders", true, Beta, false, Unused),
+    ("KubeletTracing", true, Ga, true, Unused),
+    ("ListFromCacheSnapshot", true, Beta, false, Unused),
+    ("LocalStorageCapacityIsolationFSQuotaMonitoring", false, Beta, false, Missing(true, "files that are deleted and still open do not count as storage")),
+    ("LogarithmicScaleDown", true, Ga, true, Unused),
+    ("LoggingAlphaOptions", false, Alpha, false, Read),
+    ("LoggingBetaOptions", true, Beta, false, Unused),
+    ("ManifestBasedAdmissionControlConfig", false, Alpha, false, Unused),
+    ("MatchLabelKeysInPodAffinity", true, Ga, true, Unused),
+    ("MatchLabelKeysInPodTopologySpread", true, Beta, false, Unused),
+    ("MatchLabelKeysInPodTopologySpreadSelectorMerge", true, Beta, false, Unused),
+    ("MaxUnavailableStatefulSet", false, Beta, false, Unused),
+    ("MemoryQoS", false, Alpha, false, Read),
+    ("MultiCIDRServiceAllocator", true, Ga, true, Unused),
+    ("MutableCSINodeAllocatableCount", true, Ga, true, Unused),
+    ("MutablePVNodeAffinity", false, Alpha, false, Unused),
+    ("MutablePodResourcesForSuspendedJobs", true, Beta, false, Unused),
+    ("MutableSchedulingDirectivesForSuspendedJobs", true, Beta, false, Unused),
+    ("MutatingAdmissionPolicy", true, Ga, false, Unused),
+    ("NFTablesProxyMode", true, Ga, true, Unused),
+    ("NodeDeclaredFeatures", true, Beta, false, Read),
+    ("NodeInclusionPolicyInPodTopologySpread", true, Ga, true, Unused),
+    ("NodeLogQuery", true, Ga, true, Unused),
+    ("NodeSwap", true, Ga, true, Read),
+    ("NominatedNodeNameForExpectation", true, Beta, false, Unused),
+    ("OpenAPIEnums", true, Beta, false, Unused),
+    ("OpportunisticBatching", true, Beta, false, Unused),
+    ("OrderedNamespaceDeletion", true, Ga, true, Unused),
+    ("PLEGOnDemandRelist", true, Beta, false, Unused),
+    ("PersistentVolumeClaimUnusedSinceTime", false, Alpha, false, Unused),
+    ("PodAndContainerStatsFromCRI", false, Alpha, false, Unused),
+    ("PodCertificateRequest", false, Beta, false, Unused),
+    ("PodDeletionCost", true, Beta, false, Unused),
+    ("PodLevelResourceManagers", false, Alpha, false, Unused),
+    ("PodLevelResources", true, Beta, false, Read),
+    ("PodLifecycleSleepAction", true, Ga, true, Unused),
+    ("PodLifecycleSleepActionAllowZero", true, Ga, true, Unused),
+    ("PodLogsQuerySplitStreams", false, Alpha, false, Read),
+    ("PodObservedGenerationTracking", true, Ga, true, Unused),
+    ("PodReadyToStartContainersCondition", true, Beta, false, Unused),
+    ("PodSchedulingReadiness", true, Ga, true, Unused),
+    ("PodTopologyLabelsAdmission", true, Beta, false, Unused),
+    ("PodsAPI", false, Alpha, false, Unused),
+    ("PortForwardWebsockets", true, Beta, false, Unused),
+    ("PreferSameTrafficDistribution", true, Ga, true, Unused),
+    ("PreventStaticPodAPIReferences", true, Beta, false, Unused),
+    ("ProcMountType", true, Ga, true, Unused),
+    ("QOSReserved", false, Alpha, false, Read),
+    ("RecoverVolumeExpansionFailure", true, Ga, true, Unused),
+    ("RecursiveReadOnlyMounts", true, Ga, true, Unused),
+    ("ReduceDefaultCrashLoopBackOffDecay", false, Alpha, false, Unused),
+    ("RelaxedDNSSearchValidation", true, Ga, true, Unused),
+    ("RelaxedEnvironmentVariableValidation", true, Ga, true, Unused),
+    ("RelaxedServiceNameValidation", true, Beta, false, Unused),
+    ("ReloadKubeletClientCAFile", true, Beta, false, Read),
+    ("ReloadKubeletServerCertificateFile", true, Beta, false, Read),
+    ("RemoteRequestHeaderUID", true, Beta, false, Unused),
+    ("ResilientWatchCacheInitialization", true, Ga, true, Unused),
+    ("ResourceHealthStatus", true, Beta, false, Unused),
+    ("ResourceHealthStatusMessage", true, Beta, false, Unused),
+    ("RestartAllContainersOnContainerExits", true, Beta, false, Read),
+    ("RetryGenerateName", true, Ga, false, Unused),
+    ("RotateKubeletServerCertificate", true, Beta, false, Read),
+    ("RuntimeClassInImageCriApi", false, Alpha, false, Read),
+    ("SELinuxChangePolicy", true, Ga, true, Unused),
+    ("SELinuxMount", false, Beta, false, Missing(true, "only claims of one pod are mounted with its SELinux label")),
+    ("SELinuxMountReadWriteOncePod", true, Ga, true, Unused),
+    ("SchedulerAsyncAPICalls", false, Beta, false, Unused),
+    ("SchedulerAsyncPreemption", true, Beta, false, Unused),
+    ("SchedulerPopFromBackoffQ", true, Beta, false, Unused),
+    ("SchedulerQueueingHints", true, Ga, true, Unused),
+    ("SeparateCacheWatchRPC", false, Deprecated, false, Unused),
+    ("SeparateTaintEvictionController", true, Ga, true, Unused),
+    ("ServiceAccountNodeAudienceRestriction", true, Beta, false, Unused),
+    ("ServiceAccountTokenJTI", true, Ga, true, Unused),
+    ("ServiceAccountTokenNodeBinding", true, Ga, true, Unused),
+    ("ServiceAccountTokenNodeBindingValidation", true, Ga, true, Unused),
+    ("ServiceAccountTokenPodNodeInfo", true, Ga, true, Unused),
+    ("ServiceCIDRStatusFieldWiping", true, Deprecated, false, Unused),
+    ("ShardedListAndWatch", false, Alpha, false, Unused),
+    ("SidecarContainers", true, Ga, false, Unused),
+    ("SizeBasedListCostEstimate", true, Beta, false, Unused),
+    ("StaleControllerConsistencyDaemonSet", true, Beta, false, Unused),
+    ("StaleControllerConsistencyJob", true, Beta, false, Unused),
+    ("StaleControllerConsistencyReplicaSet", true, Beta, false, Unused),
+    ("StaleControllerConsistencyStatefulSet", true, Beta, false, Unused),
+    ("StatefulSetSemanticRevisionComparison", true, Beta, false, Unused),
+    ("StorageCapacityScoring", false, Alpha, false, Unused),
+    ("StorageNamespaceIndex", true, Deprecated, false, Unused),
+    ("StorageVersionAPI", false, Alpha, false, Unused),
+    ("StorageVersionHash", true, Beta, false, Unused),
+    ("StorageVersionMigrator", false, Beta, false, Unused),
+    ("StreamingCollectionEncodingToJSON", true, Ga, true, Unused),
+    ("StreamingCollectionEncodingToProtobuf", true, Ga, true, Unused),
+    ("StrictIPCIDRValidation", true, Beta, false, Unused),
+    ("StructuredAuthenticationConfiguration", true, Ga, true, Unused),
+    ("StructuredAuthenticationConfigurationEgressSelector", true, Beta, false, Unused),
+    ("StructuredAuthenticationConfigurationJWKSMetrics", true, Beta, false, Unused),
+    ("SupplementalGroupsPolicy", true, Ga, true, Unused),
+    ("SystemdWatchdog", true, Ga, true, Unused),
+    ("TaintTolerationComparisonOperators", false, Alpha, false, Read),
+    ("TokenRequestServiceAccountUIDValidation", true, Beta, false, Unused),
+    ("TopologyAwareWorkloadScheduling", false, Alpha, false, Unused),
+    ("TopologyManagerPolicyAlphaOptions", false, Alpha, false, Unused),
+    ("TopologyManagerPolicyBetaOptions", true, Beta, false, Unused),
+    ("TopologyManagerPolicyOptions", true, Ga, true, Unused),
+    ("TranslateStreamCloseWebsocketRequests", true, Beta, false, Unused),
+    ("UnauthenticatedHTTP2DOSMitigation", true, Beta, false, Unused),
+    ("UnknownVersionInteroperabilityProxy", true, Beta, false, Unused),
+    ("UnlockWhileProcessingFIFO", true, Beta, false, Unused),
+    ("UserNamespacesHostNetworkSupport", false, Alpha, false, Unused),
+    ("UserNamespacesSupport", true, Ga, true, Unused),
+    ("VolumeAttributesClass", true, Ga, true, Unused),
+    ("VolumeLimitScaling", false, Alpha, false, Unused),
+    ("WatchCacheInitializationPostStartHook", true, Beta, false, Unused),
+    ("WatchList", true, Beta, false, Unused),
+    ("WatchListClient", true, Beta, false, Unused),
+    ("WinDSR", true, Ga, true, Unused),
+    ("WinOverlay", true, Ga, true, Unused),
+    ("WindowsCPUAndMemoryAffinity", false, Alpha, false, Unused),
+    ("WindowsGracefulNodeShutdown", true, Beta, false, Unused),
+    ("WindowsHostNetwork", false, Deprecated, false, Unused),
+    ("WorkloadAwarePreemption", false, Alpha, false, Unused),
+    ("WorkloadWithJob", false, Alpha, false, Unused),
 ];
 
 #[cfg(test)]
@@ -352,6 +380,58 @@ mod tests {
             ("WindowsHostNetwork", "DEPRECATED", 0.0),
         ] {
             assert_eq!(page.sum(name, &[("name", gate), ("stage", stage)]), Some(value), "{gate}");
+        }
+    }
+
+    /// The text of every source file of this package but this one, tests apart.
+    fn sources() -> String {
+        fn gather(directory: &std::path::Path, text: &mut String) {
+            for entry in std::fs::read_dir(directory).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.file_name().unwrap().to_str().unwrap();
+                if name.starts_with("tests") || path.ends_with("config/gates.rs") {
+                } else if path.is_dir() {
+                    gather(&path, text);
+                } else if name.ends_with(".rs") {
+                    let source = std::fs::read_to_string(&path).unwrap();
+                    text.push_str(source.split("#[cfg(test)]\n#[allow").next().unwrap());
+                }
+            }
+        }
+        let mut text = String::new();
+        gather(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut text);
+        text
+    }
+
+    /// Finding 6: a gate that is read is marked so, and one that is marked is read.
+    #[test]
+    fn gates_have_the_effect_that_the_table_says() {
+        let sources = sources();
+        for (name, _, _, locked, effect) in GATES {
+            let is_named = sources.contains(&format!("\"{name}\""));
+            assert_eq!(is_named, *effect == Read, "{name}");
+            assert!(!locked || !matches!(effect, Missing(..)), "{name}");
+        }
+    }
+
+    /// Finding 6: a protection that is asked for and not there is refused, however it is asked for.
+    #[test]
+    fn a_gate_of_a_protection_that_is_missing_is_refused() {
+        let gates = |name: &str| {
+            FeatureGates::new(&BTreeMap::from([(name.to_owned(), true)])).unwrap().unprotected()
+        };
+        assert_eq!(FeatureGates::default().unprotected(), Vec::<String>::new());
+        assert_eq!(gates("AllAlpha"), Vec::<String>::new());
+        let (quota, label) = ("LocalStorageCapacityIsolationFSQuotaMonitoring", "SELinuxMount");
+        for (asked, named) in
+            [(quota, &[quota][..]), (label, &[label]), ("AllBeta", &[quota, label])]
+        {
+            let found = gates(asked);
+            assert_eq!(found.len(), named.len(), "{found:?}");
+            for (fault, name) in found.iter().zip(named) {
+                let begins = format!("featureGates: {name}=true is not implemented: ");
+                assert!(fault.starts_with(&begins), "{fault}");
+            }
         }
     }
 

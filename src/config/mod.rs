@@ -11,6 +11,7 @@ mod file;
 mod flags;
 mod gates;
 mod help;
+mod kernel;
 mod kubelet;
 mod labels;
 mod pflag;
@@ -225,6 +226,7 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
         errors.extend(faults);
         FeatureGates::default()
     });
+    errors.extend(gates.unprotected());
     flags.kubelet.fill_gated(&gates);
     errors.extend(validation::faults(&flags.kubelet, &gates));
     errors.extend(cgroups::host_faults(&flags.kubelet));
@@ -253,6 +255,8 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
     if flags.exit_on_lock_contention && flags.lock_file.is_empty() {
         errors.push("--exit-on-lock-contention: --lock-file must be set with it".to_owned());
     }
+    errors.extend(kernel::faults(&flags.kubelet, Path::new("/proc/sys")));
+    errors.extend(effects::unprotected_flags(&flags));
     if !(0..=65535).contains(&flags.cadvisor_port) {
         errors.push("--cadvisor-port: must be a port from 1 to 65535, or 0 for none".to_owned());
     }

@@ -101,7 +101,8 @@ pub(super) fn follow_node(machine: &mut Machine, settings: &KubeProxyConfigurati
 fn engine(config: &ProxyConfig, machine: &Machine, own: &OwnNode, iptables: Iptables) -> Engine {
     let family = iptables.family();
     let node = model::Node { name: config.node_name.clone(), zone: own.zone.clone() };
-    let tracker = Tracker::new(family, node, Timestamp::now());
+    let tracker = Tracker::new(family, node, Timestamp::now())
+        .with_external_ips(config.gates.enabled("AllowServiceExternalIPs"));
     let rules = config.settings.settings(family, machine);
     if config.settings.mode == Mode::Userspace {
         let settings = relay_settings(&config.settings, &rules);

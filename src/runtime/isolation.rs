@@ -16,9 +16,11 @@ pub(super) struct Isolation {
 }
 
 impl PodRuntime {
-    /// How a pod is to be kept apart. Its directory is there.
+    /// How a pod is to be kept apart. Its directory is there. The error says what the pod asks for
+    /// and would not get.
     pub(super) async fn isolation(&self, pod: &Pod) -> Result<Isolation, Error> {
         let pod_spec = pod.spec.as_ref().ok_or(Error::NoSpec)?;
+        refuse_dynamic_resources(pod, pod_spec)?;
         let handler = match pod_spec.runtime_class_name.as_deref().unwrap_or_default() {
             "" => String::new(),
             class => self.objects.runtime_class(class).await?.handler.clone(),
@@ -80,6 +82,15 @@ impl PodRuntime {
         let found = handlers.iter().find(|known| known.name == handler);
         Ok(found.is_some_and(|known| known.features.unwrap_or_default().recursive_read_only_mounts))
     }
+}
+
+/// A pod with claims of devices would run without them.
+fn refuse_dynamic_resources(pod: &Pod, pod_spec: &PodSpec) -> Result<(), Error> {
+    let has_claims = pod_spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty());
+    // A claim that the scheduler has made for an extended resource stands in the status alone.
+    let status = pod.status.as_ref();
+    let extended = status.is_some_and(|status| status.extended_resource_claim_status.is_some());
+    if has_claims || extended { Err(Error::DynamicResources) } else { Ok(()) }
 }
 
 /// The namespaces that the pod shares with the node or among its containers, but for users.

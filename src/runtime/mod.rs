@@ -98,6 +98,9 @@ pub enum Error {
     /// An ephemeral container is to look into one that never ran.
     #[error("unable to find target container {0}")]
     NoTarget(String),
+    /// The pod is to have devices that nothing here prepares.
+    #[error("dynamic resource allocation is not implemented by this node")]
+    DynamicResources,
     /// The pod is to have users of its own, and the runtime cannot give it any.
     #[error(
         "can't set `spec.hostUsers: false`, {} user namespaces{}",

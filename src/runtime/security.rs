@@ -1,5 +1,6 @@
 //! The security context of a container: its own settings over its pod's.
 
+use std::path::{Component, Path};
 use std::sync::LazyLock;
 
 use k8s_openapi::api::core::v1::{
@@ -163,6 +164,13 @@ fn seccomp_profile(
             if name.is_empty() {
                 return Err(Error::NoSeccompProfile);
             }
+            let is_below = |part| matches!(part, Component::Normal(_) | Component::CurDir);
+            if !Path::new(name).components().all(is_below) {
+                return Err(Error::Field {
+                    field: "seccompProfile.localhostProfile",
+                    value: name.to_owned(),
+                });
+            }
             (
                 ProfileType::Localhost,
                 settings.root_dir.join("seccomp").join(name).display().to_string(),
@@ -273,6 +281,7 @@ mod tests {
         assert_eq!((context.run_as_user, context.run_as_username.as_str()), (None, "app"));
     }
 
+    /// Also CVE-2023-2431: a profile of the node without a name.
     #[test]
     fn profiles_of_seccomp_are_the_containers_then_the_pods() {
         let profile = |kind: &str| json!({"seccompProfile": {"type": kind}});
@@ -285,6 +294,19 @@ mod tests {
         ] {
             let found = build(pods, own, &ImageUser::default()).unwrap().seccomp.unwrap();
             assert_eq!((found.profile_type(), found.localhost_ref.as_str()), expected);
+        }
+        for outside in ["/etc/shadow", "../../x", "a/../../x"] {
+            let own = json!({"seccompProfile": {"type": "Localhost", "localhostProfile": outside}});
+            let refused = build(json!({}), own, &ImageUser::default()).unwrap_err();
+            let expected = format!("unsupported seccompProfile.localhostProfile: {outside:?}");
+            assert_eq!(refused, expected);
+        }
+        // an empty name meant no profile at all
+        for nameless in ["", "a"] {
+            let mut own = profile("Localhost");
+            own["seccompProfile"]["localhostProfile"] = json!(nameless);
+            let built = build(json!({}), own, &ImageUser::default());
+            assert_eq!(built.is_err(), nameless.is_empty(), "{built:?}");
         }
         let nameless = build(json!({}), profile("Localhost"), &ImageUser::default());
         assert_eq!(

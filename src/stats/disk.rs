@@ -98,7 +98,10 @@ impl Volume {
 pub(super) struct Places {
     volumes: Vec<Volume>,
     logs: PathBuf,
+    /// A file that every container of the pod may write to.
     etc_hosts: PathBuf,
+    /// The files that containers write their termination messages to.
+    termination_logs: PathBuf,
 }
 
 impl Places {
@@ -116,6 +119,7 @@ impl Places {
             volumes: volumes.collect(),
             logs: pod_logs_dir.join(format!("{namespace}_{name}_{uid}")),
             etc_hosts: dir.join("etc-hosts"),
+            termination_logs: dir.join("containers"),
         }
     }
 
@@ -137,7 +141,9 @@ impl Places {
     pub(super) fn read(&self) -> PodDisk {
         let at = Timestamp::now();
         let (logs, mut own) = self.read_logs();
-        own += tree(&self.etc_hosts).unwrap_or_default();
+        for own_path in [&self.etc_hosts, &self.termination_logs] {
+            own += tree(own_path).unwrap_or_default();
+        }
         PodDisk { at, volumes: self.volumes(|_| None), logs, own }
     }
 

@@ -159,6 +159,10 @@ impl Hands {
                 "FailedCreatePodContainer",
                 format!("unable to ensure pod container exists: {error}"),
             ),
+            error @ Error::DynamicResources => Failure::new(
+                "FailedPrepareDynamicResources",
+                format!("Failed to prepare dynamic resources: {error}"),
+            ),
             error => Failure::new(
                 "FailedCreatePodSandBox",
                 format!("Failed to create pod sandbox: {error}"),

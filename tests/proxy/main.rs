@@ -13,20 +13,20 @@ mod common;
 mod facade;
 mod world;
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use common::PATIENCE;
 use longshore_testkit::{Host, KubeProxy, NodeOptions, kube_proxy_configuration, wait_until};
 use serde_json::json;
-use world::{World, cluster_ip, pod};
+use world::{Neighbour, World, cluster_ip, listen, node_port, pod};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rules_follow_services_and_outlive_the_proxy() {
     let mut it = World::new().await;
     it.create_node(json!({})).await;
     let web = it.service("web", json!({"type": "NodePort"})).await;
-    let ports = web.spec.as_ref().unwrap().ports.as_ref().unwrap();
-    let node_port = u16::try_from(ports[0].node_port.unwrap()).unwrap();
+    let node_port = node_port(&web);
     let (web, node) = (cluster_ip(&web), it.host.node_ip().into());
     it.endpoints("web", &[1], None).await;
     it.start_proxy(json!({}));
@@ -118,6 +118,7 @@ async fn flushed_rules_are_back_at_once() {
     it.clean_up();
 }
 
+/// Also CVE-2019-11248: no profiler on the open ports.
 #[tokio::test(flavor = "multi_thread")]
 async fn ports_tell_of_health_and_serve_nothing_else() {
     let mut it = World::new().await;
@@ -303,8 +304,7 @@ async fn packets_that_rules_count_are_told() {
     // What upstream's nftables mode leaves would lead packets too.
     it.sh("nft add table ip kube-proxy");
     let web = it.service("web", json!({"type": "NodePort"})).await;
-    let ports = web.spec.as_ref().unwrap().ports.as_ref().unwrap();
-    let node_port = u16::try_from(ports[0].node_port.unwrap()).unwrap();
+    let node_port = node_port(&web);
     it.endpoints("web", &[1], None).await;
     it.start_proxy(json!({}));
     it.until_served("127.0.0.1".parse().unwrap(), node_port, 1).await;
@@ -314,5 +314,120 @@ async fn packets_that_rules_count_are_told() {
     let dropped = "kubeproxy_iptables_ct_state_invalid_dropped_packets_total";
     assert_eq!(page.sum(dropped, &[]), Some(0.0));
     assert!(!it.sh("nft list tables").contains("kube-proxy"));
+    it.clean_up();
+}
+
+/// CVE-2020-8558: loopback addresses are routed only where node ports are served at them, and then
+/// they are kept from neighbours.
+#[tokio::test(flavor = "multi_thread")]
+async fn loopback_is_routed_for_node_ports_alone_and_guarded() {
+    let mut it = World::new().await;
+    it.create_node(json!({})).await;
+    let loopback = IpAddr::from([127, 0, 0, 1]);
+    listen(&it.host, SocketAddr::new(loopback, 8099), INTRUDER.to_owned());
+    let neighbour = Neighbour::join(&it.host);
+    let routed = "cat /proc/sys/net/ipv4/conf/all/route_localnet";
+    assert_eq!(it.sh(routed).trim(), "0");
+    it.start_proxy(json!({"iptables": {"localhostNodePorts": false}}));
+    it.until_synced(1.0).await;
+    assert_eq!(it.sh(routed).trim(), "0");
+    it.proxy().daemon().terminate(PATIENCE).unwrap();
+    neighbour.hear(loopback, 8099).unwrap_err();
+
+    it.start_proxy(json!({}));
+    it.until_synced(1.0).await;
+    assert_eq!(it.sh(routed).trim(), "1");
+    neighbour.lead_loopback();
+    neighbour.hear(loopback, 8099).unwrap_err();
+    // Nothing but the guard stands in the way.
+    it.sh("iptables -F KUBE-FIREWALL");
+    assert_eq!(neighbour.hear(loopback, 8099).as_deref(), Ok(INTRUDER));
+    drop(neighbour);
+    it.clean_up();
+}
+
+/// What a program of the host says that is no endpoint of anything.
+const INTRUDER: &str = "a program of the host";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_iptables_mode_no_program_of_the_host_takes_a_services_traffic() {
+    no_program_of_the_host_takes_a_services_traffic("iptables").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_userspace_mode_no_program_of_the_host_takes_a_services_traffic() {
+    no_program_of_the_host_takes_a_services_traffic("userspace").await;
+}
+
+/// GO-2023-2159 (CVE-2021-25736): traffic for the node port or the load balancer of a service
+/// without endpoints reached a process of the host that listens on the same port.
+async fn no_program_of_the_host_takes_a_services_traffic(mode: &str) {
+    let mut it = World::new().await;
+    it.create_node(json!({})).await;
+    let (node, balancer) = (IpAddr::from(it.host.node_ip()), IpAddr::from([203, 0, 113, 9]));
+    let neighbour = Neighbour::join(&it.host);
+    let ported = node_port(&it.service("ported", json!({"type": "NodePort"})).await);
+    let balanced = node_port(&it.service("balanced", json!({"type": "LoadBalancer"})).await);
+    it.set_ingress("balanced", balancer).await;
+    // As long as the cloud has given it no address.
+    let waiting = node_port(&it.service("waiting", json!({"type": "LoadBalancer"})).await);
+    let fields = json!({"type": "NodePort", "externalTrafficPolicy": "Local"});
+    let local = node_port(&it.service("local", fields).await);
+    it.endpoints("local", &[3], Some("elsewhere")).await;
+
+    // The load balancer's address is the host's too, so nothing but a rule keeps packets away.
+    it.sh(&format!("ip addr add {balancer}/32 dev lo"));
+    let fronts = [(node, ported), (node, balanced), (node, waiting), (node, local), (balancer, 80)];
+    for port in [ported, balanced, waiting, local, 80] {
+        listen(&it.host, SocketAddr::from(([0, 0, 0, 0], port)), INTRUDER.to_owned());
+    }
+    for (ip, port) in fronts {
+        let heard = neighbour.hear(ip, port);
+        assert_eq!(heard.as_deref(), Ok(INTRUDER), "without rules the test has something to show");
+    }
+
+    it.start_proxy(json!({"mode": mode}));
+    // What is served elsewhere alone may be served from there, as in userspace mode.
+    let elsewhere = pod(3).to_string();
+    let is_refused = |port: u16, heard: Result<String, String>| match heard {
+        Ok(text) if text.is_empty() || port == local && text == elsewhere => Ok(()),
+        Ok(text) => Err(text),
+        Err(_) => Ok(()),
+    };
+    let until_refused = async || {
+        for (ip, port) in fronts {
+            wait_until(PATIENCE, &format!("nobody at {ip}:{port}"), async || {
+                is_refused(port, neighbour.hear(ip, port))
+            })
+            .await
+            .unwrap();
+        }
+        for _ in 0..3 {
+            for (ip, port) in fronts {
+                let heard = is_refused(port, neighbour.hear(ip, port));
+                assert_eq!(heard, Ok(()), "{ip}:{port} for a neighbour");
+                if port != local {
+                    let heard = it.ask(ip, port).unwrap_err();
+                    assert_ne!(heard, INTRUDER, "{ip}:{port} for the host itself");
+                }
+            }
+        }
+    };
+    until_refused().await;
+    // With an endpoint the same addresses serve, and without it they are refused again.
+    it.endpoints("balanced", &[2], None).await;
+    for (ip, port) in [(node, balanced), (balancer, 80)] {
+        wait_until(PATIENCE, &format!("pod 2 at {ip}:{port}"), async || {
+            match neighbour.hear(ip, port) {
+                Ok(text) if text == pod(2).to_string() => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await
+        .unwrap();
+    }
+    it.endpoints("balanced", &[], None).await;
+    until_refused().await;
+    drop(neighbour);
     it.clean_up();
 }

@@ -4,6 +4,8 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -12,7 +14,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use longshore_metrics::parse::{Page, parse};
-use longshore_testkit::{Apiserver, Host, KubeProxy, wait_until};
+use longshore_testkit::{Apiserver, Daemon, Host, KubeProxy, wait_until};
 use nix::sched::{CloneFlags, setns};
 use serde_json::{Map, Value, json};
 
@@ -32,7 +34,12 @@ pub(crate) struct World {
 
 /// Runs something in the network of a host.
 pub(crate) fn on<T: Send + 'static>(host: &Host, run: impl FnOnce() -> T + Send + 'static) -> T {
-    let netns = File::open(host.netns()).unwrap();
+    inside(&host.netns(), run)
+}
+
+/// Runs something in a network namespace.
+fn inside<T: Send + 'static>(netns: &Path, run: impl FnOnce() -> T + Send + 'static) -> T {
+    let netns = File::open(netns).unwrap();
     let run = move || {
         setns(netns, CloneFlags::CLONE_NEWNET).unwrap();
         run()
@@ -157,16 +164,15 @@ impl World {
 
     /// Who answers at an address from the host, or why nobody does.
     pub(crate) fn ask(&self, ip: IpAddr, port: u16) -> Result<Ipv4Addr, String> {
-        on(&self.host, move || {
-            let second = Duration::from_secs(1);
-            let address = SocketAddr::new(ip, port);
-            let mut stream =
-                TcpStream::connect_timeout(&address, second).map_err(|error| error.to_string())?;
-            stream.set_read_timeout(Some(second)).unwrap();
-            let mut text = String::new();
-            stream.read_to_string(&mut text).map_err(|error| error.to_string())?;
-            text.parse().map_err(|_| text)
-        })
+        let text = on(&self.host, move || hear(SocketAddr::new(ip, port)))?;
+        text.parse().map_err(|_| text)
+    }
+
+    /// Sets the address of a service of the type LoadBalancer, as its cloud would.
+    pub(crate) async fn set_ingress(&self, name: &str, ip: IpAddr) {
+        let status = json!({"status": {"loadBalancer": {"ingress": [{"ip": ip}]}}});
+        let patch = Patch::Merge(&status);
+        self.services().patch_status(name, &PatchParams::default(), &patch).await.unwrap();
     }
 
     /// Until a pod of that number, and no other, answers there.
@@ -276,6 +282,67 @@ impl World {
     }
 }
 
+/// What somebody says at an address, or why nobody does.
+fn hear(address: SocketAddr) -> Result<String, String> {
+    let second = Duration::from_secs(1);
+    let hear = || {
+        let mut stream = TcpStream::connect_timeout(&address, second)?;
+        stream.set_read_timeout(Some(second))?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).map(|_| text)
+    };
+    hear().map_err(|error: std::io::Error| error.to_string())
+}
+
+/// A machine beside the host, on a network of its own, that sends to any address through the host.
+pub(crate) struct Neighbour {
+    process: Daemon,
+}
+
+impl Neighbour {
+    pub(crate) fn join(host: &Host) -> Self {
+        let mut command = host.command("sh");
+        command.args(["-c", "exec unshare --net sleep 600"]);
+        let process = host.spawn("neighbour", command).unwrap();
+        let pid = process.pid();
+        let script = format!(
+            "set -e
+             until [ \"$(readlink /proc/{pid}/ns/net)\" != \"$(readlink /proc/self/ns/net)\" ]; do sleep 0.1; done
+             ip link add beside0 type veth peer name beside1
+             ip link set beside1 netns {pid}
+             ip addr add 198.51.100.1/24 dev beside0
+             ip link set beside0 up
+             nsenter --net=/proc/{pid}/ns/net sh -ec '
+                 ip addr add 198.51.100.2/24 dev beside1
+                 ip link set beside1 up
+                 ip route add default via 198.51.100.1'"
+        );
+        host.run("sh", ["-c", &script]).unwrap();
+        Self { process }
+    }
+
+    /// Sends what is for loopback addresses to the host.
+    pub(crate) fn lead_loopback(&self) {
+        let netns = format!("--net=/proc/{}/ns/net", self.process.pid());
+        let script = "echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet
+                      ip route add 127.0.0.0/8 via 198.51.100.1";
+        let done = Command::new("nsenter").args([&netns, "sh", "-ec", script]).status().unwrap();
+        assert!(done.success());
+    }
+
+    /// What somebody says at an address.
+    pub(crate) fn hear(&self, ip: IpAddr, port: u16) -> Result<String, String> {
+        let netns = PathBuf::from(format!("/proc/{}/ns/net", self.process.pid()));
+        inside(&netns, move || hear(SocketAddr::new(ip, port)))
+    }
+}
+
+/// The node port of a service.
+pub(crate) fn node_port(service: &Service) -> u16 {
+    let ports = service.spec.as_ref().unwrap().ports.as_ref().unwrap();
+    u16::try_from(ports[0].node_port.unwrap()).unwrap()
+}
+
 /// The first address of a service.
 pub(crate) fn cluster_ip(service: &Service) -> IpAddr {
     service.spec.as_ref().unwrap().cluster_ip.as_ref().unwrap().parse().unwrap()
@@ -284,18 +351,22 @@ pub(crate) fn cluster_ip(service: &Service) -> IpAddr {
 /// An address on the host where whoever connects is told it, by TCP and by UDP.
 fn serve(host: &Host, ip: Ipv4Addr) {
     host.run("ip", ["addr", "add", &format!("{ip}/32"), "dev", "lo"]).unwrap();
-    let (listener, udp) = on(host, move || {
-        (TcpListener::bind((ip, 8080)).unwrap(), UdpSocket::bind((ip, 8080)).unwrap())
-    });
-    thread::spawn(move || {
-        for stream in listener.incoming() {
-            let _ = stream.and_then(|mut stream| stream.write_all(ip.to_string().as_bytes()));
-        }
-    });
+    listen(host, SocketAddr::new(ip.into(), 8080), ip.to_string());
+    let udp = on(host, move || UdpSocket::bind((ip, 8080)).unwrap());
     thread::spawn(move || {
         let mut buffer = [0; 64];
         while let Ok((_, from)) = udp.recv_from(&mut buffer) {
             let _ = udp.send_to(ip.to_string().as_bytes(), from);
+        }
+    });
+}
+
+/// A program of the host that says the same to whoever connects.
+pub(crate) fn listen(host: &Host, address: SocketAddr, words: String) {
+    let listener = on(host, move || TcpListener::bind(address).unwrap());
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = stream.and_then(|mut stream| stream.write_all(words.as_bytes()));
         }
     });
 }

@@ -36,7 +36,11 @@ fn service(name: &str, protocol: Protocol, endpoints: &[SocketAddr]) -> ServiceP
     ServicePort {
         name: name.into(),
         protocol,
-        portals: vec![Portal { address: [10, 96, 0, 10].into(), external: false }],
+        portals: vec![Portal {
+            address: [10, 96, 0, 10].into(),
+            external: false,
+            sources: Vec::new(),
+        }],
         port: 80,
         node_port: Some(30080),
         affinity: None,

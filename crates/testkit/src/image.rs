@@ -40,6 +40,7 @@ pub struct ImageBuilder {
     entries: BTreeMap<PathBuf, (u32, Entry)>,
     entrypoint: Vec<String>,
     cmd: Vec<String>,
+    user: Option<String>,
 }
 
 impl ImageBuilder {
@@ -50,6 +51,7 @@ impl ImageBuilder {
             entries: BTreeMap::new(),
             entrypoint: Vec::new(),
             cmd: Vec::new(),
+            user: None,
         }
     }
 
@@ -85,6 +87,13 @@ impl ImageBuilder {
     #[must_use]
     pub fn cmd(mut self, words: &[&str]) -> Self {
         self.cmd = words.iter().map(ToString::to_string).collect();
+        self
+    }
+
+    /// Who runs in every container of the image unless a pod says else, as `USER` in a Dockerfile.
+    #[must_use]
+    pub fn user(mut self, user: &str) -> Self {
+        self.user = Some(user.into());
         self
     }
 
@@ -124,11 +133,12 @@ impl ImageBuilder {
     }
 
     fn config(&self, layer: &Digest) -> Result<String, oci_spec::OciSpecError> {
-        let run = ConfigBuilder::default()
+        let mut run = ConfigBuilder::default()
             .env(vec![format!("PATH={}", crate::command::SYSTEM_PATH)])
             .entrypoint(self.entrypoint.clone())
             .cmd(self.cmd.clone())
             .build()?;
+        run.set_user(self.user.clone());
         // The layer is not compressed, so its digest and that of its content are one.
         let rootfs =
             RootFsBuilder::default().typ("layers").diff_ids(vec![layer.to_string()]).build()?;
@@ -163,6 +173,14 @@ impl Image {
     /// # Errors
     /// When busybox is absent or needs libraries, which the image would lack.
     pub fn busybox() -> Result<Self> {
+        Self::busybox_builder(BUSYBOX)?.build()
+    }
+
+    /// The content of [`BUSYBOX`] under another name.
+    ///
+    /// # Errors
+    /// As for [`Image::busybox`].
+    pub fn busybox_builder(reference: &str) -> Result<ImageBuilder> {
         let program = search_path()
             .split(':')
             .map(|dir| Path::new(dir).join("busybox"))
@@ -181,7 +199,7 @@ impl Image {
         let mut list = Command::new(&program);
         list.arg("--list");
         let applets = run(list)?;
-        let image = ImageBuilder::new(BUSYBOX)
+        let image = ImageBuilder::new(reference)
             .directory("bin", 0o755)
             .file("bin/busybox", 0o755, content)
             .directory("etc", 0o755)
@@ -196,9 +214,7 @@ impl Image {
             .cmd(&["sh"]);
         let applets =
             applets.lines().filter(|applet| *applet != "busybox" && !applet.contains('/'));
-        applets
-            .fold(image, |image, applet| image.symlink(&format!("bin/{applet}"), "busybox"))
-            .build()
+        Ok(applets.fold(image, |image, applet| image.symlink(&format!("bin/{applet}"), "busybox")))
     }
 
     /// The image's full name.

@@ -1,6 +1,7 @@
 //! kube-proxy's command line and configuration file → one plain [`ProxyConfig`]. As upstream: a
 //! file makes all flags void that are twins of its fields.
 
+mod effects;
 mod flags;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -136,7 +137,7 @@ pub(super) fn command(args: &[String]) -> Result<Command, ConfigError> {
     config.verbosity = flags.logging.verbosity;
     config.flags = shown;
     config.file = file;
-    config.notes = notes;
+    config.notes.extend(notes);
     Ok(Command::Proxy(Box::new(config), task))
 }
 
@@ -150,8 +151,9 @@ pub(super) fn beside_kubelet(
         Some(file) => read(file, &mut notes)?,
         None => KubeProxyConfiguration::default(),
     };
-    let config = checked(settings, node_name, ProxyTask::Run)?;
-    Ok(ProxyConfig { file, notes, ..config })
+    let mut config = checked(settings, node_name, ProxyTask::Run)?;
+    config.notes.extend(notes);
+    Ok(ProxyConfig { file, ..config })
 }
 
 fn read(path: &Path, notes: &mut Vec<String>) -> Result<KubeProxyConfiguration, ConfigError> {
@@ -193,6 +195,7 @@ fn checked(
     task: ProxyTask,
 ) -> Result<ProxyConfig, ConfigError> {
     let mut errors = settings.faults();
+    errors.extend(effects::unprotected(&settings));
     if task != ProxyTask::CleanUp && matches!(settings.mode, Mode::Ipvs | Mode::NfTables) {
         let mode = serde_json::to_value(settings.mode).unwrap_or_default();
         errors
@@ -202,6 +205,7 @@ fn checked(
         errors.extend(faults);
         FeatureGates::default()
     });
+    let notes = super::effects::unused(effects::EFFECTS, &settings);
     let hostname_override = match hostname_override {
         "" => &settings.hostname_override,
         flag => flag,
@@ -221,7 +225,7 @@ fn checked(
         verbosity: 0,
         file: None,
         flags: BTreeMap::new(),
-        notes: Vec::new(),
+        notes,
     })
 }
 

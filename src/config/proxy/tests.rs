@@ -31,7 +31,7 @@ const HEAD: &str = "kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k
 #[test]
 fn flags_are_settings() {
     let config = proxy(&[
-        "--proxy-mode=userspace",
+        "--proxy-mode=iptables",
         "--kubeconfig=/k",
         "--kube-api-qps=7.5",
         "--iptables-min-sync-period=0s",
@@ -46,7 +46,7 @@ fn flags_are_settings() {
         "-v=4",
     ]);
     let settings = &config.settings;
-    assert_eq!(settings.mode, Mode::Userspace);
+    assert_eq!(settings.mode, Mode::IpTables);
     assert_eq!(settings.detect_local_mode, LocalMode::NodeCidr);
     assert_eq!(settings.client_connection.kubeconfig, "/k");
     assert!((settings.client_connection.qps - 7.5).abs() < f32::EPSILON);
@@ -56,7 +56,7 @@ fn flags_are_settings() {
     assert_eq!(settings.healthz_bind_address, "10.0.0.1:10256");
     assert_eq!(settings.metrics_bind_address, "");
     assert_eq!((config.node_name.as_str(), config.verbosity), ("node-a", 4));
-    assert_eq!(config.flags["proxy-mode"], "userspace");
+    assert_eq!(config.flags["proxy-mode"], "iptables");
 }
 
 #[test]
@@ -134,4 +134,34 @@ fn the_flag_table_names_each_flag_once() {
     let mut names: Vec<_> = PROXY_FLAGS.iter().map(|flag| flag.name).collect();
     names.sort_unstable();
     assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
+}
+
+/// Finding 6: each field has its place in the table, so that a new one is thought about.
+#[test]
+fn every_field_is_in_the_table_of_effects() {
+    let tree = KubeProxyConfiguration::default().to_tree();
+    let known = tree.as_object().unwrap().keys().map(String::as_str);
+    let mut known: Vec<&str> =
+        known.filter(|name| !["kind", "apiVersion"].contains(name)).collect();
+    let mut listed: Vec<&str> = effects::EFFECTS.iter().map(|(name, _)| *name).collect();
+    known.sort_unstable();
+    listed.sort_unstable();
+    assert_eq!(listed, known);
+    let ignored = PROXY_FLAGS.iter().filter(|flag| flag.target.is_ignored());
+    let ignored: Vec<&str> = ignored.map(|flag| flag.name).collect();
+    let listed: Vec<&str> = effects::IGNORED_FLAGS.iter().map(|(name, _)| *name).collect();
+    assert_eq!(ignored, listed);
+}
+
+/// Finding 6: who asks for a protection that would not be in force learns it at the start.
+#[test]
+fn a_protection_that_would_not_be_in_force_is_refused() {
+    let narrow = "--nodeport-addresses=192.0.2.0/24";
+    let refused = error(&["--proxy-mode=userspace", narrow]);
+    assert!(refused.contains("nodePortAddresses: in mode userspace"), "{refused}");
+    assert_eq!(proxy(&[narrow]).settings.node_port_addresses, ["192.0.2.0/24"]);
+    assert!(error(&["--proxy-mode=nftables"]).contains("mode: \"nftables\""));
+    let notes = proxy(&["--profiling"]).notes;
+    assert_eq!(notes, ["enableProfiling is set and has no effect: it is for Go's profiler"]);
+    assert_eq!(proxy(&[]).notes, Vec::<String>::new());
 }

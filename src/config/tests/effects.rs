@@ -67,9 +67,7 @@ fn a_field_without_effect_is_told_by_its_name() {
 
 #[test]
 fn a_flag_without_effect_is_told_by_its_name() {
-    const STRICT: &str = "--authorization-strict-streams";
     for (args, expected) in [
-        (&[STRICT][..], "--authorization-strict-streams is set and has no effect: "),
         (&["--image-credential-provider-config=x"], "--image-credential-provider-config is set"),
         (&["--image-credential-provider-bin-dir=x"], "--image-credential-provider-bin-dir is set"),
         (&["--container-hints=x"], "--container-hints has no effect"),
@@ -78,13 +76,99 @@ fn a_flag_without_effect_is_told_by_its_name() {
         let told = config.warnings.iter().filter(|warning| warning.starts_with(expected)).count();
         assert_eq!(told, 1, "{args:?}: {:?}", config.warnings);
     }
+}
+
+/// Finding 6: who asks for a protection that would not be in force learns it at the start.
+#[test]
+fn a_protection_that_would_not_be_in_force_is_refused() {
+    const STRICT: &str = "--authorization-strict-streams";
+    for (args, expected) in [
+        (&[STRICT][..], "--authorization-strict-streams: authorization.mode must be Webhook"),
+        (&["--feature-gates=SELinuxMount=true"], "featureGates: SELinuxMount=true is not"),
+    ] {
+        let error = kubelet(args).unwrap_err().to_string();
+        assert!(error.contains(expected), "{args:?}: {error}");
+    }
     let config = kubelet(&[STRICT, "--authorization-mode=Webhook"]).unwrap();
     assert!(config.strict_streams);
-    assert!(
-        !config.warnings.iter().any(|warning| warning.contains("strict")),
-        "{:?}",
-        config.warnings
-    );
+}
+
+/// What distributions write, in their manner: EKS, GKE, kind and k3s.
+const DISTRIBUTIONS: [&str; 4] = [
+    "address: 0.0.0.0
+authentication: {anonymous: {enabled: false}, webhook: {cacheTTL: 2m0s, enabled: true}, x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}}
+authorization: {mode: Webhook, webhook: {cacheAuthorizedTTL: 5m0s, cacheUnauthorizedTTL: 30s}}
+cgroupDriver: systemd
+cgroupRoot: /
+featureGates: {RotateKubeletServerCertificate: true}
+hairpinMode: hairpin-veth
+protectKernelDefaults: true
+serializeImagePulls: false
+serverTLSBootstrap: true
+tlsCipherSuites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, TLS_RSA_WITH_AES_128_GCM_SHA256]
+",
+    "authentication: {anonymous: {enabled: false}, webhook: {enabled: false}, x509: {clientCAFile: /etc/srv/kubernetes/pki/ca-certificates.crt}}
+authorization: {mode: Webhook}
+cgroupRoot: /
+enableDebuggingHandlers: true
+eventRecordQPS: 50
+memorySwap: {}
+readOnlyPort: 10255
+shutdownGracePeriod: 30s
+shutdownGracePeriodCriticalPods: 15s
+staticPodPath: /etc/kubernetes/manifests
+tlsCertFile: /var/lib/kubelet/pki/kubelet.crt
+tlsPrivateKeyFile: /var/lib/kubelet/pki/kubelet.key
+",
+    "authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}}
+authorization: {mode: Webhook}
+cgroupDriver: systemd
+cgroupRoot: /kubelet
+evictionHard: {imagefs.available: 0%, nodefs.available: 0%, nodefs.inodesFree: 0%}
+failSwapOn: false
+imageGCHighThresholdPercent: 100
+",
+    "address: 0.0.0.0
+allowedUnsafeSysctls: [net.ipv4.ip_forward, net.ipv6.conf.all.forwarding]
+authentication: {anonymous: {enabled: false}, webhook: {cacheTTL: 2m0s, enabled: true}, x509: {clientCAFile: /var/lib/rancher/k3s/agent/client-ca.crt}}
+authorization: {mode: Webhook}
+cgroupDriver: systemd
+containerRuntimeEndpoint: unix:///run/k3s/containerd/containerd.sock
+evictionHard: {imagefs.available: 5%, nodefs.available: 5%}
+evictionMinimumReclaim: {imagefs.available: 10%, nodefs.available: 10%}
+failSwapOn: false
+healthzBindAddress: 127.0.0.1
+logging: {flushFrequency: 5s, format: text, verbosity: 0}
+registerNode: true
+resolvConf: /run/systemd/resolve/resolv.conf
+serializeImagePulls: false
+tlsCertFile: /var/lib/rancher/k3s/agent/serving-kubelet.crt
+tlsPrivateKeyFile: /var/lib/rancher/k3s/agent/serving-kubelet.key
+",
+];
+
+/// Finding 6: nothing that distributions set is refused. What of it is the machine's is not asked.
+#[test]
+fn what_distributions_write_is_taken() {
+    for fields in DISTRIBUTIONS {
+        let settings = load_text(&format!("{HEADER}{fields}")).unwrap();
+        let gates = FeatureGates::new(&settings.feature_gates).unwrap();
+        let mut settings = settings;
+        settings.fill_gated(&gates);
+        assert_eq!(validation::faults(&settings, &gates), Vec::<String>::new(), "{fields}");
+        assert_eq!(gates.unprotected(), Vec::<String>::new(), "{fields}");
+        assert_eq!(effects::unprotected_flags(&KubeletFlags::over(settings)), None, "{fields}");
+    }
+}
+
+/// Finding 6: a flag that does nothing stands in the table of those that protect nothing, so that a
+/// new one is thought about.
+#[test]
+fn every_flag_without_effect_is_one_that_protects_nothing() {
+    let ignored = KUBELET_FLAGS.iter().filter(|flag| flag.target.is_ignored());
+    let ignored: Vec<&str> = ignored.map(|flag| flag.name).collect();
+    let listed: Vec<&str> = effects::IGNORED_FLAGS.iter().map(|(name, _)| *name).collect();
+    assert_eq!(ignored, listed);
 }
 
 #[test]

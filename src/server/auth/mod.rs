@@ -36,10 +36,10 @@ use super::audit::{Asked, Audit};
 use super::listen::Pace;
 use crate::config::Config;
 
-/// Answers remembered of each kind.
-const REMEMBERED: usize = 4096;
-/// Questions to the apiserver at one time.
-const QUESTIONS: usize = 16;
+/// Answers remembered of each kind; few in tests, which fill it up.
+const REMEMBERED: usize = if cfg!(test) { 32 } else { 4096 };
+/// Questions to the apiserver at one time, of each of the two kinds.
+const QUESTIONS: usize = 8;
 
 /// Somebody who asks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -121,11 +121,16 @@ pub(super) struct Auth {
     /// Asks the apiserver for leave; `None`: everybody may.
     reviews: Option<Client>,
     /// By a digest: tokens are secrets, and as long as whoever sends them likes.
-    token_cache: Cache<Digest, Option<User>>,
+    token_cache: Cache<Digest, User>,
+    /// Tokens that are no good. On their own: whoever makes up tokens has none of the others
+    /// forgotten.
+    refused_tokens: Cache<Digest, ()>,
     token_life: Duration,
     leave_cache: Cache<(User, &'static str, &'static str), bool>,
     leave_lives: (Duration, Duration),
-    questions: Semaphore,
+    /// Turns for questions about tokens, which a stranger can cause as many of as they like.
+    token_questions: Semaphore,
+    leave_questions: Semaphore,
     audit: Arc<Audit>,
     told: Reviews,
 }
@@ -160,10 +165,12 @@ impl Auth {
             tokens: needed(authentication.webhook.enabled, "authentication.webhook.enabled")?,
             reviews: needed(authorization.mode == "Webhook", "authorization.mode Webhook")?,
             token_cache: Cache::new(REMEMBERED),
+            refused_tokens: Cache::new(REMEMBERED),
             token_life: authentication.webhook.cache_ttl.get(),
             leave_cache: Cache::new(REMEMBERED),
             leave_lives: (lives.cache_authorized_ttl.get(), lives.cache_unauthorized_ttl.get()),
-            questions: Semaphore::new(QUESTIONS),
+            token_questions: Semaphore::new(QUESTIONS),
+            leave_questions: Semaphore::new(QUESTIONS),
             audit,
             told,
         })
@@ -189,21 +196,29 @@ impl Auth {
 
     async fn holder(&self, client: &Client, token: &str) -> Option<User> {
         let digest = Digest::from(Sha256::digest(token));
-        if let Some(known) = self.token_cache.get(&digest) {
+        let known = || match self.token_cache.get(&digest) {
+            Some(user) => Some(Some(user)),
+            None => self.refused_tokens.get(&digest).map(|()| None),
+        };
+        if let Some(known) = known() {
             return known;
         }
-        let _turn = self.questions.acquire().await;
+        let _turn = self.token_questions.acquire().await;
         // who asked before may have had the same question
-        if let Some(known) = self.token_cache.get(&digest) {
+        if let Some(known) = known() {
             return known;
         }
         let began = Instant::now();
         let answer = review_token(client, token).await;
         self.told.token(began, &answer);
         match answer {
-            Ok(user) => {
+            Ok(Some(user)) => {
                 self.token_cache.insert(digest, user.clone(), self.token_life);
-                user
+                Some(user)
+            }
+            Ok(None) => {
+                self.refused_tokens.insert(digest, (), self.token_life);
+                None
             }
             Err(error) => {
                 warn!("cannot ask the apiserver about a token: {error}");
@@ -225,7 +240,7 @@ impl Auth {
             let allowed = match self.leave_cache.get(&key) {
                 Some(known) => known,
                 None => {
-                    let _turn = self.questions.acquire().await;
+                    let _turn = self.leave_questions.acquire().await;
                     match self.leave_cache.get(&key) {
                         Some(known) => known,
                         None => {

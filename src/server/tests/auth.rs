@@ -50,6 +50,8 @@ async fn only_those_with_leave_are_answered() {
     );
 }
 
+/// kubernetes/kubernetes#136550, which has no CVE: `get nodes/proxy` is enough to run commands over
+/// a WebSocket.
 #[tokio::test]
 async fn who_may_only_read_runs_nothing_in_strict_mode() {
     const RULES: [(&str, &str); 2] = [("admin", "get proxy"), ("robot", "create proxy")];
@@ -88,6 +90,20 @@ async fn the_apiservers_word_is_remembered_and_needed() {
         (500, true),
         "{body}"
     );
+}
+
+/// A stranger with many tokens of their own making does not have a good one forgotten, so that the
+/// apiserver would be asked again and again.
+#[tokio::test]
+async fn tokens_that_are_made_up_displace_no_good_one() {
+    let setup = setup(&WEBHOOK, &[("robot", "get pods")]).await;
+    assert_eq!(setup.get(None, Some("good"), "/pods").await.0, 200);
+    for n in 0..80 {
+        assert_eq!(setup.get(None, Some(&format!("bad-{n}")), "/pods").await.0, 401);
+    }
+    let asked = setup.reviews.asked.load(Ordering::SeqCst);
+    assert_eq!(setup.get(None, Some("good"), "/pods").await.0, 200);
+    assert_eq!(setup.reviews.asked.load(Ordering::SeqCst), asked, "the good one is remembered");
 }
 
 /// Upstream's answer to a certificate that it does not trust is 401, whoever else may come in.

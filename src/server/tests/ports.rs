@@ -6,6 +6,8 @@ async fn free_port() -> i32 {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port().into()
 }
 
+/// CVE-2019-11248: the profiler was served on the open port of `/healthz`. kube-proxy's two ports
+/// have the same rule in `tests/proxy`.
 #[tokio::test]
 async fn the_open_ports_tell_little() {
     let setup =
@@ -22,7 +24,18 @@ async fn the_open_ports_tell_little() {
     assert_eq!(get("/healthz").await, (200, "ok".to_owned()));
     assert_eq!(get("/healthz/syncloop").await.0, 200);
     assert_eq!(get("/healthz?verbose").await.1.lines().last(), Some("healthz check passed"));
-    for path in ["/debug/pprof/", "/pods", "/metrics", "/", "/healthz/none"] {
+    for path in [
+        "/debug/pprof/",
+        "/debug/pprof/goroutine?debug=2",
+        "/debug/flags/v",
+        "/debug/",
+        "/configz",
+        "/flagz",
+        "/pods",
+        "/metrics",
+        "/",
+        "/healthz/none",
+    ] {
         assert_eq!(get(path).await.0, 404, "{path}");
     }
     setup.host.healthy.store(false, Ordering::SeqCst);
@@ -42,6 +55,7 @@ async fn the_open_ports_tell_little() {
     assert!(answer.is_empty() || answer.contains(" 414 ") || answer.contains(" 431 "), "{answer}");
 }
 
+/// Also CVE-2025-0426: a checkpoint is not to be had from the port that knows nobody.
 #[tokio::test]
 async fn the_read_only_port_gives_pods_alone() {
     let setup = setup(&["--authorization-mode=AlwaysAllow"], &[]).await;
@@ -62,6 +76,11 @@ async fn the_read_only_port_gives_pods_alone() {
     );
     assert_eq!(ask("GET", LOGS).await.0, 404);
     assert_eq!(ask("POST", "/checkpoint/ns/p/c").await.0, 404);
+    for path in ["/exec/ns/p/c", "/run/ns/p/c", "/logs/", "/configz", "/debug/pprof/", "/flagz"] {
+        for method in ["GET", "POST"] {
+            assert_eq!(ask(method, path).await.0, 404, "{method} {path}");
+        }
+    }
     assert_eq!(ask("POST", "/pods").await.0, 405);
 }
 

@@ -144,6 +144,8 @@ async fn kinds_that_nobody_sets_up_here_say_so() {
     }
 }
 
+/// Also CVE-2024-10220 and CVE-2025-1767: a repository's hooks ran on the node, and one pod read
+/// another's repository. There is no such volume any more.
 #[tokio::test]
 async fn kinds_that_are_gone_say_so() {
     let world = World::start().await;

@@ -24,6 +24,7 @@ fn volume(root: &Root, plugin: &str) -> std::path::PathBuf {
     path
 }
 
+/// CVE-2017-1002102, for the end of a volume.
 #[test]
 fn links_are_removed_and_not_followed() {
     let root = Root::new();

@@ -134,7 +134,6 @@ impl Api {
             }
             written => written,
         }
-        written
     }
 }
 

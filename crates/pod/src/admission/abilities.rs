@@ -78,10 +78,12 @@ fn app_armor(pod: &Pod, pod_spec: &PodSpec, node: &Abilities) -> Option<Verdict>
     let why = match node.app_armor {
         false => "AppArmor is not enabled on the host".to_owned(),
         true => {
-            let mut profiles = profiles(pod, pod_spec).into_iter();
-            profiles
-                .find(is_nameless)
-                .map(|_| "invalid empty AppArmor profile name: \"Localhost\"".to_owned())?
+            let is_nameless = profiles(pod, pod_spec).iter().any(is_nameless);
+            let empty = || "invalid empty AppArmor profile name: \"Localhost\"".to_owned();
+            is_nameless.then(empty).or_else(|| {
+                let unknown = unknown_annotation(pod)?;
+                Some(format!("invalid AppArmor profile name: {unknown:?}"))
+            })?
         }
     };
     Some(Verdict::failed("AppArmor", format!("Cannot enforce AppArmor: {why}")))
@@ -115,6 +117,15 @@ fn annotated(pod: &Pod, container: &str) -> Option<AppArmorProfile> {
         None => return None,
     };
     Some(AppArmorProfile { type_: type_.to_owned(), localhost_profile })
+}
+
+/// What an annotation says that names no profile; a pod must not run without one for it.
+fn unknown_annotation(pod: &Pod) -> Option<&str> {
+    let annotations = pod.metadata.annotations.iter().flatten();
+    let values = annotations.filter(|(key, _)| key.starts_with(APP_ARMOR_ANNOTATION));
+    values.map(|(_, value)| value.as_str()).find(|value| {
+        !matches!(*value, "runtime/default" | "unconfined") && !value.starts_with("localhost/")
+    })
 }
 
 fn is_nameless(profile: &AppArmorProfile) -> bool {

@@ -1,6 +1,6 @@
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
@@ -285,11 +285,26 @@ fn source_ranges(
                     "TooManySourceRanges",
                     format_args!("{range} is left out: {MAX_ADDRESSES} are used"),
                 ),
-                Err(error) => complaints.add("InvalidSourceRange", format_args!("{error}")),
+                Err(error) => {
+                    complaints.add("InvalidSourceRange", format_args!("{error}"));
+                    // Nobody is in it. Without any range everybody would be let in.
+                    let nobody = nobody(family);
+                    if known.insert(nobody) {
+                        ranges.push(nobody);
+                    }
+                }
             },
         }
     }
     if ranges.iter().any(Cidr::is_all) { Vec::new() } else { ranges }
+}
+
+/// A range that no packet comes from.
+fn nobody(family: Family) -> Cidr {
+    Cidr::host(match family {
+        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
+    })
 }
 
 fn affinity(spec: &core::ServiceSpec) -> u32 {

@@ -57,6 +57,7 @@ pub struct Tracker {
     family: Family,
     node: Node,
     started: Timestamp,
+    external_ips: bool,
     objects: BTreeMap<ServiceName, Objects>,
     /// The service of each slice: labels can change.
     owners: BTreeMap<SliceName, ServiceName>,
@@ -80,6 +81,7 @@ impl Tracker {
             family,
             node,
             started,
+            external_ips: true,
             objects: BTreeMap::new(),
             owners: BTreeMap::new(),
             dirty: BTreeSet::new(),
@@ -87,6 +89,13 @@ impl Tracker {
             state: State::default(),
             lists: Lists::default(),
         }
+    }
+
+    /// Whether `externalIPs` of services are used: the feature gate `AllowServiceExternalIPs`.
+    #[must_use]
+    pub fn with_external_ips(mut self, used: bool) -> Self {
+        self.external_ips = used;
+        self
     }
 
     /// The family that it follows.
@@ -108,10 +117,13 @@ impl Tracker {
             return self.delete_service(&name);
         }
         let mut complaints = Complaints::about("Service", &name.namespace, &name.name);
-        let Some(spec) = Spec::read(&name, service, self.family, &mut complaints) else {
+        let Some(mut spec) = Spec::read(&name, service, self.family, &mut complaints) else {
             complaints.tell(&mut self.warnings);
             return self.delete_service(&name);
         };
+        if !self.external_ips {
+            spec.external_ips.clear();
+        }
         let list = self.lists.services;
         let objects = self.objects.entry(name.clone()).or_default();
         match &mut objects.spec {

@@ -27,6 +27,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::info;
 
+use crate::model::Cidr;
 use balancer::Balancer;
 pub use proxier::Relays;
 
@@ -55,12 +56,14 @@ impl fmt::Display for Protocol {
 }
 
 /// Where clients reach a service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Portal {
     /// A cluster, external or load balancer address.
     pub address: IpAddr,
     /// One of `externalIPs`: traffic of other machines' processes that only passes is not taken.
     pub external: bool,
+    /// The only clients that are led to the service, where there are any.
+    pub sources: Vec<Cidr>,
 }
 
 /// A port of a service.

@@ -11,7 +11,7 @@ use tracing::warn;
 use super::{Portal, Protocol, ServicePort, Settings, Userspace};
 use crate::Family;
 use crate::apply::Iptables;
-use crate::model::{self, Endpoint, PortView, State, Tracker};
+use crate::model::{self, Cidr, Endpoint, PortView, State, Tracker};
 use crate::proxier::{Failed, Rules, Synced};
 
 /// The services of one family and the relays that follow them.
@@ -104,10 +104,15 @@ fn service_port(view: &PortView<'_>) -> Option<ServicePort> {
         model::Protocol::Sctp => return None,
     };
     let spec = view.spec;
-    let portal = |external| move |address: &IpAddr| Portal { address: *address, external };
-    let own = [spec.cluster_ip];
-    let portals = own.iter().chain(&spec.load_balancer_ips).map(portal(false));
-    let portals = portals.chain(spec.external_ips.iter().map(portal(true))).collect();
+    let portal = |address: &IpAddr, external, sources: &[Cidr]| Portal {
+        address: *address,
+        external,
+        sources: sources.to_vec(),
+    };
+    let own = [portal(&spec.cluster_ip, false, &[])];
+    let balanced = spec.load_balancer_ips.iter().map(|ip| portal(ip, false, &spec.source_ranges));
+    let external = spec.external_ips.iter().map(|ip| portal(ip, true, &[]));
+    let portals = own.into_iter().chain(balanced).chain(external).collect();
     let socket = |endpoint: &Endpoint| SocketAddr::new(endpoint.address.ip, endpoint.address.port);
     Some(ServicePort {
         name: view.to_string(),

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::{Portal, Relay, Userspace};
 use crate::apply::{Error, Iptables, Position, Table};
+use crate::model::Cidr;
 
 const PORTALS_CONTAINER: &str = "KUBE-PORTALS-CONTAINER";
 const PORTALS_HOST: &str = "KUBE-PORTALS-HOST";
@@ -67,7 +68,7 @@ impl Userspace {
         relays.sort_by(|a, b| (&a.service.name, a.port).cmp(&(&b.service.name, b.port)));
         for relay in relays {
             for portal in &relay.service.portals {
-                self.portal(&mut nat, relay, *portal);
+                self.portal(&mut nat, relay, portal);
             }
             if let Some(node_port) = relay.service.node_port {
                 let matches = matches(relay, node_port);
@@ -82,7 +83,7 @@ impl Userspace {
         nat + "COMMIT\n" + &filter + "COMMIT\n"
     }
 
-    fn portal(&self, nat: &mut String, relay: &Relay, portal: Portal) {
+    fn portal(&self, nat: &mut String, relay: &Relay, portal: &Portal) {
         let bits = if portal.address.is_ipv4() { 32 } else { 128 };
         let to = format!("-d {}/{bits} {}", portal.address, matches(relay, relay.service.port));
         let (container, host) = (self.redirect(relay), self.dnat(relay));
@@ -93,9 +94,11 @@ impl Userspace {
             rule(nat, PORTALS_CONTAINER, &passing, &container);
             rule(nat, PORTALS_CONTAINER, &local, &container);
             rule(nat, PORTALS_HOST, &local, &host);
-        } else {
-            rule(nat, PORTALS_CONTAINER, &to, &container);
-            rule(nat, PORTALS_HOST, &to, &host);
+            return;
+        }
+        for source in sources(&portal.sources) {
+            rule(nat, PORTALS_CONTAINER, &format!("{source}{to}"), &container);
+            rule(nat, PORTALS_HOST, &format!("{source}{to}"), &host);
         }
     }
 
@@ -112,6 +115,14 @@ impl Userspace {
     fn dnat(&self, relay: &Relay) -> String {
         let any = self.settings.listen.is_unspecified();
         dnat(if any { self.settings.node } else { self.settings.listen }, relay.port)
+    }
+}
+
+/// A match for each range that clients may come from; one that matches all, where none are named.
+fn sources(ranges: &[Cidr]) -> Vec<String> {
+    match ranges {
+        [] => vec![String::new()],
+        ranges => ranges.iter().map(|range| format!("-s {range} ")).collect(),
     }
 }
 

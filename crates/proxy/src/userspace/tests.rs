@@ -162,7 +162,11 @@ fn service(name: &str, protocol: Protocol) -> ServicePort {
     ServicePort {
         name: name.into(),
         protocol,
-        portals: vec![Portal { address: [10, 96, 0, 10].into(), external: false }],
+        portals: vec![Portal {
+            address: [10, 96, 0, 10].into(),
+            external: false,
+            sources: Vec::new(),
+        }],
         port: 80,
         node_port: None,
         affinity: None,
@@ -174,7 +178,8 @@ fn service(name: &str, protocol: Protocol) -> ServicePort {
 async fn rules_lead_to_the_ports_of_relays() {
     let any = IpAddr::from([0; 4]);
     let mut it = Userspace::new(Settings::new(any, [192, 0, 2, 1].into()));
-    let external = Portal { address: [198, 51, 100, 1].into(), external: true };
+    let external =
+        Portal { address: [198, 51, 100, 1].into(), external: true, sources: Vec::new() };
     let mut web = service("default/web:http", Protocol::Tcp);
     web.portals.push(external);
     web.node_port = Some(30080);
@@ -209,6 +214,26 @@ COMMIT
 "
         )
     );
+}
+
+/// `loadBalancerSourceRanges` hold in this mode too.
+#[tokio::test]
+async fn a_load_balancer_serves_the_clients_that_it_names_alone() {
+    let any = IpAddr::from([0; 4]);
+    let mut it = Userspace::new(Settings::new(any, [192, 0, 2, 1].into()));
+    let mut web = service("default/web:http", Protocol::Tcp);
+    web.portals = vec![Portal {
+        address: [198, 51, 100, 1].into(),
+        external: false,
+        sources: vec!["192.0.2.0/24".parse().unwrap(), "203.0.113.7/32".parse().unwrap()],
+    }];
+    assert!(it.set([web]).is_empty());
+    let rules = it.rules();
+    let portals: Vec<_> = rules.lines().filter(|rule| rule.contains("-d 198.51.100.1")).collect();
+    assert_eq!(portals.len(), 4, "{rules}");
+    for (rule, source) in portals.iter().zip(["192.0.2.0/24", "192.0.2.0/24", "203.0.113.7/32"]) {
+        assert!(rule.contains(&format!(" -s {source} ")), "{rule}");
+    }
 }
 
 #[tokio::test]

@@ -127,6 +127,10 @@ fn app_armor_needs_a_kernel_that_has_it() {
     annotated.metadata.annotations = Some([(key.clone(), "localhost/".to_owned())].into());
     assert_eq!(verdict(&annotated, &node()), refused(none));
     assert_eq!(verdict(&annotated, &able), refused(empty));
+    // What names no profile must not mean that there is none.
+    annotated.metadata.annotations = Some([(key.clone(), "strict".to_owned())].into());
+    let unknown = "Cannot enforce AppArmor: invalid AppArmor profile name: \"strict\"";
+    assert_eq!(verdict(&annotated, &able), refused(unknown));
     annotated.metadata.annotations = Some([(key, "unconfined".to_owned())].into());
     assert_eq!(verdict(&annotated, &node()), None);
 

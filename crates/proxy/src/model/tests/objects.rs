@@ -146,6 +146,23 @@ fn what_cannot_stand_in_a_rule_is_left_out_and_told() {
     }
 }
 
+/// A range that cannot be read lets nobody in, rather than everybody.
+#[test]
+fn a_source_range_at_fault_does_not_open_a_load_balancer() {
+    for (ranges, expected) in [
+        (json!(["010.0.0.0/8"]), &["0.0.0.0/32"][..]),
+        (json!(["x", "192.0.2.0/24"]), &["0.0.0.0/32", "192.0.2.0/24"]),
+        (json!([" 192.0.2.0/24 "]), &["192.0.2.0/24"]),
+        (json!(["0.0.0.0/0", "192.0.2.0/24"]), &[]),
+    ] {
+        let spec = json!({"clusterIP": "10.96.0.1", "loadBalancerSourceRanges": ranges});
+        let (spec, _) = read(Family::V4, spec);
+        let found: Vec<String> =
+            spec.unwrap().source_ranges.iter().map(ToString::to_string).collect();
+        assert_eq!(found, expected, "{ranges}");
+    }
+}
+
 #[test]
 fn names_that_would_break_a_rule() {
     let mut tracker = tracker(Family::V4);
@@ -175,6 +192,7 @@ fn one_warning_an_object_and_only_when_it_changed() {
     assert_eq!(tracker.take_changes().warnings.len(), 64);
 }
 
+/// CVE-2021-25737: endpoints at loopback and link-local addresses are the node's own.
 #[test]
 fn endpoints_that_traffic_must_not_be_led_to() {
     let bad = [
@@ -193,6 +211,16 @@ fn endpoints_that_traffic_must_not_be_led_to() {
             one(json!({"clusterIP": "10.96.0.1"}), &["10.0.0.1", text, "10.0.0.2"]);
         assert_eq!(tracker.state().endpoints(), 2, "{text}");
         assert_eq!(changes.warnings[0].kind, "EndpointSlice", "{text}");
+        assert_eq!(changes.warnings[0].reason, "InvalidAddress", "{text}");
+    }
+    for text in
+        ["::1", "::", "fe80::1", "febf::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1"]
+    {
+        let mut tracker = tracker(Family::V6);
+        tracker.apply_service(&service("ns/svc", json!({"clusterIP": "fd00::1"})));
+        tracker.apply_slice(&slice("ns/svc", "a", &["fd01::1", text], json!({})));
+        let changes = tracker.take_changes();
+        assert_eq!(tracker.state().endpoints(), 1, "{text}");
         assert_eq!(changes.warnings[0].reason, "InvalidAddress", "{text}");
     }
 }

@@ -373,3 +373,20 @@ fn what_cannot_be_decoded_is_kept() {
     tracker.keep_endpoints(&name("ns1/svc1"));
     assert!(!tracker.end_list_slices());
 }
+
+/// CVE-2020-8554: `externalIPs` lead traffic for any address to a service; the gate
+/// AllowServiceExternalIPs switches them off.
+#[test]
+fn external_ips_are_left_out_where_they_are_switched_off() {
+    let spec = json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1",
+        "externalIPs": ["198.51.100.1"], "ingress": [{"ip": "198.51.100.2"}]});
+    for used in [true, false] {
+        let mut tracker = tracker(Family::V4).with_external_ips(used);
+        assert!(tracker.apply_service(&service("ns/svc", spec.clone())));
+        tracker.take_changes();
+        let service = tracker.state().services().next().unwrap();
+        let port = service.ports().next().unwrap();
+        assert_eq!(port.spec.external_ips.len(), usize::from(used));
+        assert_eq!(port.spec.load_balancer_ips.len(), 1);
+    }
+}

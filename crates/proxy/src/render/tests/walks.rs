@@ -139,6 +139,7 @@ fn node_ports_at_some_addresses() {
     assert_eq!(fates(&kernel, FAR, NODE_IP, 30080), led(&["10.244.1.8:80"], true));
 }
 
+/// CVE-2020-8558.
 #[test]
 fn localhost_is_guarded() {
     let kernel = kernel(json!({}), &[]);

@@ -1,0 +1,42 @@
+//! What docs/security.md says of tests is so.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::path::Path;
+
+/// The text of every Rust file below a directory, one by one.
+fn sources(directory: &Path, found: &mut Vec<String>) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(std::fs::read_to_string(path).unwrap());
+        }
+    }
+}
+
+/// Each row `| CVE | rule | test |` names a function that there is, in a file that names the CVE.
+#[test]
+fn each_vulnerability_of_the_page_has_its_test() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(root.join("docs/security.md")).unwrap();
+    let (_, tables) = page.split_once("## Known vulnerabilities").unwrap();
+    let mut files = Vec::new();
+    for directory in ["src", "tests", "crates"] {
+        sources(&root.join(directory), &mut files);
+    }
+    let rows = tables.lines().filter_map(|line| {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [id, _, test] = cells[..] else { return None };
+        Some((id, test.strip_prefix('`')?.strip_suffix('`')?))
+    });
+    let mut count = 0;
+    for (id, test) in rows {
+        let function = format!("fn {test}(");
+        let number = id.strip_prefix("CVE-").unwrap_or(id);
+        let is_there = files.iter().any(|text| text.contains(&function) && text.contains(number));
+        assert!(is_there, "{id}: no test {test} in a file that names it");
+        count += 1;
+    }
+    assert!(count >= 20, "{count} rows");
+}
