@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use hyper::body::Incoming;
 use hyper::http::request::Parts;
-use hyper::{HeaderMap, Request, header};
+use hyper::{Request, header};
 use longshore_base::budget::Holder;
 use longshore_base::panics;
 use tokio::time::timeout;

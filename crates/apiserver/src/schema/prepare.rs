@@ -311,13 +311,16 @@ fn keep_allocated(service: &mut Map<String, Value>, old: &Value) {
         && matches!(text(&old["type"]), "NodePort" | "LoadBalancer")
         && spec.get("allocateLoadBalancerNodePorts") != Some(&json!(false))
     {
-        let place = |port: &Value| (port["port"].as_i64(), text(&port["protocol"]).to_owned());
+        let key = |number: Option<&Value>, protocol: Option<&Value>| {
+            (number.and_then(Value::as_i64), protocol.map_or("", text).to_owned())
+        };
         let mut given = HashMap::new();
         for port in items(&old["ports"]) {
-            given.entry(place(port)).or_insert(&port["nodePort"]);
+            given.entry(key(port.get("port"), port.get("protocol"))).or_insert(&port["nodePort"]);
         }
         for port in items_mut(spec.get_mut("ports")) {
-            if let Some(given) = given.get(&place(port)).filter(|n| !is_zero(n)) {
+            let key = key(port.get("port"), port.get("protocol"));
+            if let Some(given) = given.get(&key).filter(|number| !is_zero(number)) {
                 default(port, "nodePort", (*given).clone());
             }
         }
