@@ -17,6 +17,8 @@ use crate::status::StatusError;
 use crate::work::LARGE;
 use crate::{RequestLimits, auth};
 
+/// Requests of the system beyond the limit for everybody; upstream does not limit administrators.
+const SYSTEM_REQUESTS: u64 = 4096;
 /// Bodies that are being read or worked on, in bytes; a JSON value takes several times as much.
 const BODIES: (u64, u64) = (12 << 20, 4 << 20);
 /// Answers that are being made or sent, in bytes, without the small ones.
@@ -49,10 +51,10 @@ pub(super) struct Limits {
 
 impl Limits {
     pub(super) fn new(most: RequestLimits) -> Limits {
-        // The reserve is as large as the rest. Zero means no limit, as upstream has it.
+        // Zero means no limit, as upstream has it.
         let requests = |most: u32| match most {
             0 => Budget::new(u64::MAX, 0),
-            most => Budget::new(most.into(), most.into()),
+            most => Budget::new(most.into(), SYSTEM_REQUESTS),
         };
         let budget = |(ordinary, reserved)| Budget::new(ordinary, reserved);
         let turns = || Arc::new(Semaphore::new(LARGE_WORK));
