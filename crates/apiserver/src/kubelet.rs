@@ -332,6 +332,7 @@ impl ServerCertVerifier for TakeAny {
 mod tests {
     use super::*;
 
+    /// CVE-2022-3294, CVE-2020-8562.
     #[test]
     fn only_nodes_are_dialled() {
         let real = "10.0.0.1:6443";

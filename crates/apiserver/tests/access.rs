@@ -270,6 +270,7 @@ async fn hostile_bodies_and_paths() {
     assert_eq!(cluster.admin_curl("/api/v1/namespaces/default/configmaps//a", &[]).0, 404);
     assert_eq!(admin.get("/api/v1/nothings").await.0, 404);
     assert_eq!(admin.get("/apis/example.com/v1/things").await.0, 404);
+    // CVE-2020-8552: what clients ask for makes no series.
     let (_, metrics) = admin.text("/metrics").await;
     assert!(
         metrics.contains("resource=\"configmaps\"") && !metrics.contains("things"),

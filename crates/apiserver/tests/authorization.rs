@@ -307,7 +307,7 @@ async fn a_node_gets_no_certificate_for_what_is_somebody_elses() {
         config.advertise = "10.7.7.7".parse().unwrap();
     })
     .await;
-    let node = cluster.node().await;
+    let node = cluster.user("system:node:n1", "system:nodes").await;
     let foreign = [
         "kubernetes",
         "kubernetes.default.svc",

@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use serde_json::json;
+use serde_json::{Value, json};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const PODS: &str = "/api/v1/namespaces/default/pods";
@@ -388,4 +388,67 @@ async fn unknown_fields_are_warned_of_or_refused() {
     assert_eq!(warned.status().as_u16(), 201);
     let warning = warned.headers()["warning"].to_str().unwrap();
     assert!(warning.starts_with("299 - \"") && warning.contains("dataa"), "{warning}");
+}
+
+/// Finding 5: no way leads to the address or the node port of another service.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_services_address_and_ports_are_its_own() {
+    const SERVICES: &str = "/api/v1/namespaces/default/services";
+    let cluster = Cluster::start().await;
+    let admin = &cluster.admin;
+    let service = |name: &str, spec: Value| json!({"metadata": {"name": name}, "spec": spec});
+    let victim = json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local",
+        "clusterIP": "10.96.0.50", "healthCheckNodePort": 30100,
+        "ports": [{"port": 80, "nodePort": 30101}]});
+    admin.create(SERVICES, service("victim", victim)).await;
+    let claim =
+        json!({"type": "ExternalName", "externalName": "x.example", "clusterIP": "10.96.0.50"});
+    let (code, status) = admin.call("POST", SERVICES, Some(service("thief", claim))).await;
+    assert_eq!(code, 422, "{status}");
+    let message = status["message"].as_str().unwrap();
+    assert!(
+        message.contains("spec.clusterIPs: Forbidden: may not be set for ExternalName"),
+        "{status}"
+    );
+    let external = json!({"type": "ExternalName", "externalName": "x.example",
+        "ports": [{"port": 80, "nodePort": 30101}]});
+    admin.create(SERVICES, service("thief", external)).await;
+    let thief = format!("{SERVICES}/thief");
+    for spec in [
+        json!({"clusterIP": "10.96.0.50"}),
+        json!({"clusterIPs": ["10.96.0.50"]}),
+        json!({"type": "ClusterIP", "clusterIP": "10.96.0.50"}),
+        json!({"type": "ClusterIP", "clusterIP": "10.96.0.50", "clusterIPs": ["10.96.0.50"]}),
+        json!({"type": "NodePort"}),
+        json!({"type": "LoadBalancer"}),
+        json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": 30100}]}),
+    ] {
+        let (code, status) = admin.call("PATCH", &thief, Some(json!({"spec": spec}))).await;
+        assert_eq!(code, 422, "{spec}: {status}");
+    }
+    let other = json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local",
+        "healthCheckNodePort": 30101, "ports": [{"port": 80}]});
+    assert_eq!(admin.call("POST", SERVICES, Some(service("other", other))).await.0, 500);
+    let mine = json!({"type": "ClusterIP", "ports": [{"port": 80}]});
+    admin.create(SERVICES, service("mine", mine)).await;
+    for spec in [
+        json!({"clusterIP": "10.96.0.50"}),
+        json!({"clusterIPs": ["10.96.0.50"]}),
+        json!({"healthCheckNodePort": 30102}),
+    ] {
+        let path = format!("{SERVICES}/mine");
+        let (code, status) = admin.call("PATCH", &path, Some(json!({"spec": spec}))).await;
+        assert_eq!(code, 422, "{spec}: {status}");
+    }
+    let victim = format!("{SERVICES}/victim");
+    let moved = json!({"spec": {"healthCheckNodePort": 30102}});
+    let (code, status) = admin.call("PATCH", &victim, Some(moved)).await;
+    assert_eq!(code, 422);
+    assert!(status["message"].as_str().unwrap().contains("field is immutable"), "{status}");
+    // The end of the thief takes nothing from the victim.
+    assert_eq!(admin.call("DELETE", &thief, None).await.0, 200);
+    let again = json!({"type": "ClusterIP", "clusterIP": "10.96.0.50", "ports": [{"port": 80}]});
+    assert_eq!(admin.call("POST", SERVICES, Some(service("thief", again.clone()))).await.0, 422);
+    assert_eq!(admin.call("DELETE", &victim, None).await.0, 200);
+    admin.create(SERVICES, service("heir", again)).await;
 }

@@ -113,6 +113,7 @@ async fn a_node_is_asked_in_the_callers_stead() {
     assert!([401, 403].contains(&cluster.curl(&format!("{NODE}/echo"), &[]).0));
 }
 
+/// CVE-2018-1002102, CVE-2020-8559: a node's redirect leads nowhere, with an upgrade or without.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redirect_is_neither_followed_nor_handed_on() {
     let cluster = Cluster::start().await;
@@ -130,6 +131,7 @@ async fn a_redirect_is_neither_followed_nor_handed_on() {
     assert_eq!(node.asked.lock().unwrap().as_slice(), ["/moved", "/moved"]);
 }
 
+/// CVE-2018-1002105: a failed upgrade leaves no way to the node behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_upgrade_is_the_end_of_the_connection() {
     let cluster = Cluster::start().await;
@@ -156,6 +158,7 @@ async fn a_refused_upgrade_is_the_end_of_the_connection() {
     assert_eq!(node.asked.lock().unwrap().len(), 2, "{:?}", node.asked);
 }
 
+/// CVE-2022-3294, CVE-2020-8562: what is dialled is what was checked, and is a node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_claims_to_be_the_apiserver_is_not_asked() {
     let cluster = Cluster::start().await;

@@ -14,6 +14,7 @@ use crate::status::StatusError;
 /// The mark of a pod that a node made from a manifest of its own.
 pub(super) const MIRROR: &str = "kubernetes.io/config.mirror";
 const TOLERATION_SECONDS: i64 = 300;
+const PREEMPTION: &str = "PreemptLowerPriority";
 
 pub(crate) async fn admit_create(
     registry: &Registry,
@@ -38,6 +39,8 @@ pub(crate) fn is_mirror(pod: &Value) -> bool {
     pod["metadata"]["annotations"][MIRROR].is_string()
 }
 
+/// The classes whose names begin with `system-` may be used in every namespace, as upstream's plugin
+/// Priority has it; where that is not wanted, a ResourceQuota limits them.
 fn set_priority(resource: &Resource, pod: &mut Value) -> Result<(), StatusError> {
     let forbidden =
         |pod: &Value, why: String| Err(StatusError::forbidden(resource, object::name(pod), &why));
@@ -59,9 +62,19 @@ fn set_priority(resource: &Resource, pod: &mut Value) -> Result<(), StatusError>
         );
         return forbidden(pod, why);
     }
+    // Both classes, and the absence of one, have the same policy.
+    let policy = &pod["spec"]["preemptionPolicy"];
+    if !policy.is_null() && policy != PREEMPTION {
+        let why = format!(
+            "the string value of PreemptionPolicy ({}) must not be provided in pod spec; priority admission \
+             controller computed {PREEMPTION} from the given PriorityClass name",
+            text(policy)
+        );
+        return forbidden(pod, why);
+    }
     let spec = object::child_mut(pod, "spec");
     spec.insert("priority".into(), priority.into());
-    spec.entry("preemptionPolicy").or_insert_with(|| "PreemptLowerPriority".into());
+    spec.insert("preemptionPolicy".into(), PREEMPTION.into());
     Ok(())
 }
 
@@ -158,4 +171,47 @@ fn follow_runtime_class(class: &Value, pod: &mut Value) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    /// Finding 10: priorities are exactly those of upstream's plugin Priority.
+    #[test]
+    fn priorities_come_from_classes_alone() {
+        let pods = super::super::core("pods").unwrap();
+        let system = "system-node-critical";
+        for (namespace, spec, expected) in [
+            ("shop", json!({}), Ok(0)),
+            ("shop", json!({"priority": 0}), Ok(0)),
+            ("shop", json!({"priorityClassName": system}), Ok(2_000_001_000)),
+            ("kube-system", json!({"priorityClassName": system}), Ok(2_000_001_000)),
+            (
+                "kube-system",
+                json!({"priorityClassName": "system-cluster-critical"}),
+                Ok(2_000_000_000),
+            ),
+            ("shop", json!({"priority": 2_000_001_000}), Err("integer value of priority")),
+            ("kube-system", json!({"priority": i64::MAX}), Err("integer value of priority")),
+            (
+                "shop",
+                json!({"priorityClassName": "system-mine"}),
+                Err("no PriorityClass with name"),
+            ),
+            ("shop", json!({"preemptionPolicy": "Never"}), Err("string value of PreemptionPolicy")),
+            ("shop", json!({"preemptionPolicy": "PreemptLowerPriority"}), Ok(0)),
+        ] {
+            let mut pod = json!({"metadata": {"name": "p", "namespace": namespace}, "spec": spec});
+            match (set_priority(pods, &mut pod), expected) {
+                (Ok(()), Ok(priority)) => {
+                    assert_eq!(pod["spec"]["priority"], priority, "{spec}");
+                    assert_eq!(pod["spec"]["preemptionPolicy"], PREEMPTION, "{spec}");
+                }
+                (Err(error), Err(why)) => assert!(error.message.contains(why), "{error}"),
+                (answer, expected) => panic!("{spec}: {answer:?}, not {expected:?}"),
+            }
+        }
+    }
 }

@@ -118,6 +118,7 @@ fn what_a_node_may_write() {
             node(json!({})),
             "not allowed to modify taints",
         ),
+        // CVE-2025-5187: a node that owned itself away would come back with other labels and taints.
         (
             "Node",
             "",

@@ -344,6 +344,26 @@ fn the_roles_that_every_cluster_has() {
     }
 }
 
+/// CVE-2021-25740: who may write Endpoints or EndpointSlices can lead a load balancer into another
+/// namespace, so no role for users has that.
+#[test]
+fn no_role_for_users_writes_endpoints() {
+    let user = user("jane", &["team"]);
+    for role in ["admin", "edit", "view"] {
+        let authorizer = authorizer(&[binding("", "b", ("ClusterRole", role), group("team"))]);
+        for resource in ["/endpoints", "discovery.k8s.io/endpointslices"] {
+            for verb in ["create", "update", "patch", "delete", "deletecollection"] {
+                let line = format!("{verb} {resource} ns/e");
+                assert!(!may(&authorizer, &user, &line), "{role}: {line}");
+            }
+            assert!(may(&authorizer, &user, &format!("list {resource} ns/")), "{role}");
+        }
+        // The verbs are those of the roles, not misspelled here.
+        let line = "update /configmaps ns/m";
+        assert_eq!(may(&authorizer, &user, line), role != "view", "{role}");
+    }
+}
+
 #[test]
 fn those_whom_every_cluster_knows() {
     let authorizer = authorizer(&[]);
@@ -624,6 +644,7 @@ fn refusals_have_the_words_of_kubernetes() {
     );
 }
 
+/// CVE-2025-4563: no mirror pod of a node names a resource claim, nor anything else to be had.
 #[test]
 fn mirror_pods_may_refer_to_nothing() {
     for (spec, what) in [

@@ -98,7 +98,7 @@ fn deep_bodies_are_refused() {
     assert_eq!(depth(&yaml(&maps).unwrap().value), 50);
 }
 
-/// CVE-2019-11253: a billion laughs.
+/// CVE-2019-11253, CVE-2019-11254: a billion laughs.
 #[test]
 fn alias_bombs_are_refused() {
     let mut bomb = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x]\n");

@@ -164,11 +164,13 @@ fn other_kinds() {
         ),
         (
             "endpointslices",
+            // CVE-2021-25737
             json!({"metadata": {"name": "e"}, "addressType": "IPv6", "endpoints": [{"addresses": ["::ffff:127.0.0.1"]}]}),
             "endpoints[0].addresses[0]: Invalid value: \"::ffff:127.0.0.1\": may not be in the loopback range",
         ),
         (
             "endpointslices",
+            // CVE-2021-29923: no two readers disagree about a leading zero.
             json!({"metadata": {"name": "e"}, "addressType": "IPv4", "endpoints": [{"addresses": ["010.0.0.1"]}]}),
             "endpoints[0].addresses[0]: Invalid value: \"010.0.0.1\": must be a valid IP address",
         ),
