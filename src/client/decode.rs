@@ -279,7 +279,9 @@ fn metadata(text: &str) -> ObjectMeta {
 }
 
 /// The object of an answer.
-pub(crate) async fn object<K>(answer: impl Future<Output = kube::Result<Item<K>>>) -> kube::Result<K>
+pub(crate) async fn object<K>(
+    answer: impl Future<Output = kube::Result<Item<K>>>,
+) -> kube::Result<K>
 where
     K: k8s_openapi::Resource + Resource,
 {

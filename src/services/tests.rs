@@ -72,7 +72,7 @@ fn a_pod_is_told_of_the_api_and_of_its_own_namespace() {
     ] {
         assert_eq!(hosts(&known, namespace, links), expected, "{namespace} {links}");
     }
-    assert_eq!(known.variables("ns", true)["WEB_PORT"], "tcp://[fd00::1]:1");
+    assert_eq!(known.variables("ns", true).unwrap()["WEB_PORT"], "tcp://[fd00::1]:1");
 
     // A service may lose its address, and go.
     known.set(&service("ns", "web", at("None")));

@@ -310,10 +310,15 @@ fn keep_allocated(service: &mut Map<String, Value>, old: &Value) {
     if matches!(kind.as_str(), "NodePort" | "LoadBalancer")
         && spec.get("allocateLoadBalancerNodePorts") != Some(&json!(false))
     {
-        let place = |port: &Value| (port["port"].as_i64(), text(&port["protocol"]).to_owned());
+        let place = |port: &Map<String, Value>| {
+            let protocol = port.get("protocol").map_or("", text).to_owned();
+            (port.get("port").and_then(Value::as_i64), protocol)
+        };
         let mut given = HashMap::new();
-        for port in items(&old["ports"]) {
-            given.entry(place(port)).or_insert(&port["nodePort"]);
+        for port in items(&old["ports"]).iter().filter_map(Value::as_object) {
+            given
+                .entry(place(port))
+                .or_insert_with(|| port.get("nodePort").unwrap_or(&Value::Null));
         }
         for port in items_mut(spec.get_mut("ports")) {
             if let Some(given) = given.get(&place(port)).filter(|n| !is_zero(n)) {
