@@ -170,7 +170,8 @@ impl Request {
             let mut states = pin!(watch_object(api, &name).default_backoff());
             while let Some(state) = states.next().await {
                 match state {
-                    Ok(Some(item)) => match judge(&item.known(), uid.as_deref(), Timestamp::now())? {
+                    Ok(Some(item)) => match judge(&item.known(), uid.as_deref(), Timestamp::now())?
+                    {
                         Some(certificate) => return Ok(certificate),
                         None => debug!(csr = name, "not issued yet"),
                     },

@@ -10,17 +10,18 @@
 //! nesting past the limit of serde_json). A time past the year 9999-12-30 becomes the last one that
 //! can be represented.
 //!
-//! Current limitations: items are read from text only (`serde_json::from_str` and `from_slice`), as
-//! all clients here do.
+//! Current limitations: nesting past the limit of serde_json still fails an event that has its
+//! `object` before its `type`.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -155,9 +156,35 @@ where
     K: k8s_openapi::Resource + Resource + DeserializeOwned + Default,
 {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Skipped without recursion, however deep it is.
-        let text = <&RawValue>::deserialize(deserializer)?;
-        Ok(decode(text.get()))
+        Ok(decode(&deserializer.deserialize_newtype_struct(RAW_VALUE, TextVisitor)?))
+    }
+}
+
+/// By this name serde_json knows that the text of a value is wanted, which it passes over without
+/// recursion, however deep it is. [`RawValue`] asks for it too, but fails where serde has kept the
+/// value of a field in memory until it has seen the next one: an event with its `object` before its
+/// `type`, which no apiserver sends, but any may.
+const RAW_VALUE: &str = "$serde_json::private::RawValue";
+
+/// Takes in the text of a value, or the value itself where there is no text.
+struct TextVisitor;
+
+impl<'de> Visitor<'de> for TextVisitor {
+    type Value = Cow<'de, str>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        #[derive(Deserialize)]
+        struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+        map.next_key::<&str>()?;
+        Ok(map.next_value::<Text<'_>>()?.0)
+    }
+
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, value: D) -> Result<Self::Value, D::Error> {
+        Ok(Value::deserialize(value)?.to_string().into())
     }
 }
 
@@ -279,7 +306,9 @@ fn metadata(text: &str) -> ObjectMeta {
 }
 
 /// The object of an answer.
-pub(crate) async fn object<K>(answer: impl Future<Output = kube::Result<Item<K>>>) -> kube::Result<K>
+pub(crate) async fn object<K>(
+    answer: impl Future<Output = kube::Result<Item<K>>>,
+) -> kube::Result<K>
 where
     K: k8s_openapi::Resource + Resource,
 {
@@ -444,6 +473,13 @@ mod tests {
             let WatchEvent::Modified(item) = event else { unreachable!("{line}") };
             assert_eq!(item.meta().uid.as_deref(), Some("u"));
         }
+        // The order of fields says nothing.
+        let line = format!(r#"{{"object":{},"type":"ADDED"}}"#, with("finalizers", "7"));
+        let event: WatchEvent<Item<Service>> = serde_json::from_str(&line).unwrap();
+        assert!(matches!(event, WatchEvent::Added(item) if item.clone().read().is_err()));
+        let value: Value = serde_json::from_str(&good("a")).unwrap();
+        let item: Item<Service> = serde_json::from_value(value).unwrap();
+        assert_eq!(item.read().unwrap().metadata.name.as_deref(), Some("a"));
     }
 
     #[test]

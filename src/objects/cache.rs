@@ -18,14 +18,7 @@ use crate::client::Item;
 
 /// An object that pods refer to by name.
 pub(super) trait Named:
-    Metadata<Ty = ObjectMeta>
-    + DeserializeOwned
-    + Default
-    + Clone
-    + Debug
-    + Send
-    + Sync
-    + 'static
+    Metadata<Ty = ObjectMeta> + DeserializeOwned + Default + Clone + Debug + Send + Sync + 'static
 {
     /// What messages call it.
     const NAME: &'static str;

@@ -23,6 +23,14 @@ pub enum Error {
         /// The server's message, or what went wrong on the way.
         reason: Arc<str>,
     },
+    /// The object cannot be decoded. Asking again is of no use: its next change is told.
+    #[error("failed to {action}: {reason}")]
+    Unreadable {
+        /// What was asked for.
+        action: String,
+        /// Which object, which field, and why.
+        reason: Arc<str>,
+    },
     /// The node runs without an apiserver.
     #[error("failed to {action}: no apiserver is configured")]
     NoApiserver {
@@ -41,6 +49,11 @@ impl Error {
     /// Whether the object does not exist, which an `optional` reference forgives.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::NotFound { .. })
+    }
+
+    /// Whether asking again may lead to another answer.
+    pub(super) fn is_passing(&self) -> bool {
+        !matches!(self, Self::NotFound { .. } | Self::Unreadable { .. })
     }
 
     pub(super) fn request(action: String, error: KubeError) -> Self {

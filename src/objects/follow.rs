@@ -233,7 +233,10 @@ fn take_in<K: Named>(
 /// The object, or an error when it does not decode: its watch goes on all the same.
 fn read<K: Named>(key: &Key, item: Option<Item<K>>) -> Found<K> {
     let object = item.map(Item::read).transpose();
-    object.map_err(|error| Error::request(key.action::<K>(), error.into()))
+    object.map_err(|error| Error::Unreadable {
+        action: key.action::<K>(),
+        reason: error.to_string().into(),
+    })
 }
 
 /// A value in a field selector.
@@ -264,4 +267,55 @@ fn refusal(code: u16, text: &[u8]) -> KubeError {
         kube::core::Status::failure(&text, "Failed").with_code(code)
     });
     KubeError::Api(Box::new(status))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use k8s_openapi::api::core::v1::Secret;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::client::scripted::Scripted;
+
+    fn secret(version: u32, data: &str) -> String {
+        format!(
+            r#"{{"metadata":{{"name":"s","namespace":"x","uid":"u","resourceVersion":"{version}",
+            "managedFields":[{{"time":"9999-12-31T23:59:59Z"}}]}},"data":{data}}}"#
+        )
+        .replace('\n', "")
+    }
+
+    /// Finding 13: an object that cannot be decoded is an error, and its watch goes on.
+    #[tokio::test]
+    async fn an_object_that_cannot_be_decoded_is_watched_all_the_same() {
+        let api = Scripted::start(&[secret(1, r#"{"k":"no base64"}"#)], false).await;
+        let (sender, mut told) = mpsc::unbounded_channel();
+        let tell = |found: Found<Secret>| {
+            let text = match found {
+                Ok(Some(secret)) => format!("{}", secret.data.unwrap_or_default().len()),
+                Ok(None) => "none".to_owned(),
+                Err(error) => error.to_string(),
+            };
+            sender.send(text).unwrap();
+        };
+        let hurry = Notify::new();
+        let following = follow(api.client(), Key::new("x", "s"), &hurry, tell);
+        let script = async {
+            let mut next = async || told.recv().await.unwrap();
+            let error = next().await;
+            assert!(error.starts_with("failed to get secret x/s: Secret x/s cannot be decoded"));
+            api.send("MODIFIED", &secret(2, r#"{"k":"dg=="}"#));
+            assert_eq!(next().await, "1");
+            api.send("MODIFIED", &secret(3, "7"));
+            assert!(next().await.contains("cannot be decoded"));
+            api.send("DELETED", &secret(4, "7"));
+            assert_eq!(next().await, "none");
+            assert_eq!(api.asked(), (1, 1));
+        };
+        tokio::select! {
+            () = following => unreachable!("it is followed for ever"),
+            () = script => {}
+        }
+    }
 }

@@ -86,8 +86,7 @@ impl<K: Named + Send + Sync + 'static> Watched<K> {
     pub(super) async fn get(&self, key: &Key) -> Option<Result<Arc<K>, Error>> {
         let object = self.entries().get(key).map(|entry| Arc::clone(&entry.object))?;
         let mut known = object.known.subscribe();
-        let is_failure = |error: &Error| !error.is_not_found();
-        let failed = matches!(&*known.borrow_and_update(), Some(Err(error)) if is_failure(error));
+        let failed = matches!(&*known.borrow_and_update(), Some(Err(error)) if error.is_passing());
         let answer = async {
             if failed {
                 object.hurry.notify_one();

@@ -15,8 +15,8 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
-use crate::client::{Item, object, optional};
 use super::error::Error;
+use crate::client::{Item, object, optional};
 
 /// The node's names at its drivers, as a JSON object by the driver's name.
 pub(super) const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
@@ -149,7 +149,9 @@ impl CsiNode {
 
     async fn try_uninstall(&self, client: &Client, driver: &str) -> Result<(), Error> {
         let csi_nodes = Api::<Item<CSINode>>::all(client.clone());
-        if let Some(known) = optional(csi_nodes.get_opt(&self.name)).await.map_err(asking_csi_node)? {
+        if let Some(known) =
+            optional(csi_nodes.get_opt(&self.name)).await.map_err(asking_csi_node)?
+        {
             self.replace(client, known, None, driver).await?;
         }
         let nodes = Api::<Item<Node>>::all(client.clone());

@@ -164,7 +164,14 @@ async fn follow<K>(
     what: &str,
     mut each: impl FnMut(Event<Item<K>>),
 ) where
-    K: k8s_openapi::Resource + Resource + Clone + Debug + Default + DeserializeOwned + Send + 'static,
+    K: k8s_openapi::Resource
+        + Resource
+        + Clone
+        + Debug
+        + Default
+        + DeserializeOwned
+        + Send
+        + 'static,
 {
     // A list as a stream is one request however long it is, and never whole in memory.
     let mut config = config.clone().streaming_lists();
@@ -206,5 +213,109 @@ fn refusal(error: &watcher::Error) -> Option<u16> {
         | watcher::Error::WatchFailed(kube::Error::Api(status)) => Some(status.code),
         watcher::Error::WatchError(status) => Some(status.code),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::{Mutex, MutexGuard};
+    use std::time::Duration;
+
+    use longshore_proxy::Family;
+    use longshore_proxy::model::Node as ProxyNode;
+
+    use super::*;
+    use crate::client::scripted::{Scripted, bad_objects};
+
+    struct One(Mutex<Tracker>);
+
+    impl One {
+        fn tracker(&self) -> MutexGuard<'_, Tracker> {
+            self.0.lock().unwrap()
+        }
+
+        /// The services, each with the number of its endpoints.
+        fn seen(&self) -> String {
+            let mut tracker = self.tracker();
+            tracker.take_changes();
+            let services = tracker.state().services();
+            let counts = services.map(|service| {
+                let endpoints = service.ports().map(|port| port.endpoints.len()).sum::<usize>();
+                format!("{}={endpoints}", service.spec.name.name)
+            });
+            counts.collect::<Vec<_>>().join(" ")
+        }
+    }
+
+    impl Listener for One {
+        fn service(&self, event: Tell<'_>) {
+            event(&mut self.tracker());
+        }
+
+        fn endpoints(&self, event: Tell<'_>) {
+            event(&mut self.tracker());
+        }
+    }
+
+    fn good(name: &str, labels: &str, rest: &str) -> String {
+        format!(
+            r#"{{"metadata":{{"name":"{name}","namespace":"x","uid":"{name}","resourceVersion":"6"{labels}}},{rest}}}"#
+        )
+    }
+
+    /// Finding 13: one bad service or slice kept all others from their rules.
+    #[tokio::test]
+    async fn what_cannot_be_decoded_leaves_the_others() {
+        let spec = r#""spec":{"clusterIP":"10.0.0.7","ports":[{"port":1,"name":"p"}]}"#;
+        let rest = r#""addressType":"IPv4","endpoints":[{"addresses":["10.1.0.1"]}],"ports":[{"name":"p","port":1}]"#;
+        let label = r#","labels":{"kubernetes.io/service-name":"a"}"#;
+        for streams in [false, true] {
+            let mut items = bad_objects(spec);
+            items.push(good("a", "", spec));
+            let mut slices = bad_objects(rest);
+            slices.push(good("a-1", label, rest));
+            let (api, of_slices) =
+                (Scripted::start(&items, streams).await, Scripted::start(&slices, streams).await);
+            let started = "2026-01-01T00:00:00Z".parse().unwrap();
+            let node = ProxyNode { name: "node".to_owned(), zone: None };
+            let one = One(Mutex::new(Tracker::new(Family::V4, node, started)));
+            let (services_listed, mut first) = watch::channel(false);
+            let (slices_listed, mut second) = watch::channel(false);
+            let following = async {
+                tokio::join!(
+                    services(api.client(), &one, services_listed),
+                    endpoints(of_slices.client(), &one, slices_listed)
+                );
+            };
+            let script = async {
+                first.wait_for(|listed| *listed).await.unwrap();
+                second.wait_for(|listed| *listed).await.unwrap();
+                assert_eq!(one.seen(), "a=1 bad4=0 bad5=0");
+                // What is known of one that becomes bad stays in force, until it is deleted.
+                let bad = r#""spec":7,"endpoints":7"#;
+                api.send("MODIFIED", &good("a", "", bad));
+                api.send("DELETED", &good("bad4", "", bad));
+                of_slices.send("MODIFIED", &good("a-1", label, bad));
+                of_slices.send("ADDED", &good("a-2", label, &rest.replace("10.1.0.1", "10.1.0.2")));
+                let until = async |expected: &str| {
+                    while one.seen() != expected {
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                    }
+                };
+                until("a=2 bad5=0").await;
+                of_slices.send("DELETED", &good("a-1", label, bad));
+                until("a=1 bad5=0").await;
+                api.send("DELETED", &good("a", "", bad));
+                until("bad5=0").await;
+                let (lists, watches) = if streams { (0, 1) } else { (1, 1) };
+                assert_eq!(api.asked(), (lists, watches));
+            };
+            let script = tokio::time::timeout(Duration::from_secs(20), script);
+            tokio::select! {
+                () = following => unreachable!("it is followed for ever"),
+                result = script => assert!(result.is_ok(), "{}", one.seen()),
+            }
+        }
     }
 }

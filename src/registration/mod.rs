@@ -194,8 +194,7 @@ impl Registration {
     async fn patch(&self, changes: Value) -> Result<Node, KubeError> {
         let changes = Patch::Strategic(changes);
         let parameters = PatchParams::default();
-        let node =
-            object(self.api.patch(&self.config.node_name, &parameters, &changes)).await?;
+        let node = object(self.api.patch(&self.config.node_name, &parameters, &changes)).await?;
         learn(&self.node, node.clone());
         Ok(node)
     }

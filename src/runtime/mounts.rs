@@ -126,8 +126,8 @@ impl Sources<'_> {
             }
             value
         });
-        let expanded = expanded
-            .map_err(|error| TooLong(format!("the sub-path of a mount {error}")))?;
+        let expanded =
+            expanded.map_err(|error| TooLong(format!("the sub-path of a mount {error}")))?;
         match missing.into_inner() {
             missing if missing.is_empty() => Ok(expanded),
             missing => Err(Error::MissingVariables(missing.into_iter().collect())),

@@ -212,7 +212,10 @@ mod tests {
                 false,
             ),
             (serde_json::json!({"containers": [], "volumes": [projected(1000)]}), true),
-            (serde_json::json!({"containers": [], "volumes": [projected(501), projected(501)]}), false),
+            (
+                serde_json::json!({"containers": [], "volumes": [projected(501), projected(501)]}),
+                false,
+            ),
         ] {
             let pod: Pod = serde_json::from_value(serde_json::json!({"spec": spec})).unwrap();
             assert_eq!(bounded(pod).is_ok(), fits);
@@ -240,7 +243,8 @@ mod tests {
         node.send_replace(Some(Arc::default()));
         assert_eq!(next(&mut updates).await, "?bad0 bad1 bad2 bad3");
         assert_eq!(next(&mut updates).await, "=a bad4 bad5 b");
-        let bad = r#"{"metadata":{"name":"a","namespace":"x","uid":"a","resourceVersion":"7"},"spec":7}"#;
+        let bad =
+            r#"{"metadata":{"name":"a","namespace":"x","uid":"a","resourceVersion":"7"},"spec":7}"#;
         api.send("MODIFIED", bad);
         assert_eq!(next(&mut updates).await, "?a bad0 bad1 bad2 bad3");
         api.send("MODIFIED", &good("bad0"));

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
 use kube::Resource;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
 use longshore_pod::spec;
 use serde_json::Value;
 use tracing::{debug, warn};
@@ -106,7 +106,11 @@ async fn is_there(pods: &Api<Item<Pod>>, job: &Job) -> Result<bool, kube::Error>
 
 /// A refusal because the object is another one by now, or none, is as good as written: there is
 /// nobody left to tell.
-async fn gone_or(pods: &Api<Item<Pod>>, job: &Job, error: kube::Error) -> Result<Outcome, kube::Error> {
+async fn gone_or(
+    pods: &Api<Item<Pod>>,
+    job: &Job,
+    error: kube::Error,
+) -> Result<Outcome, kube::Error> {
     let refused =
         matches!(&error, kube::Error::Api(status) if [404, 409, 422].contains(&status.code));
     if !refused {

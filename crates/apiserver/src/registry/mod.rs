@@ -129,7 +129,11 @@ impl Registry {
             let before = known.insert(stored.key.clone(), stored.mod_revision);
             if before != Some(stored.mod_revision) {
                 let KeyValue { key, mod_revision, .. } = stored;
-                tracing::error!(key, mod_revision, "the stored object cannot be read, lists leave it out");
+                tracing::error!(
+                    key,
+                    mod_revision,
+                    "the stored object cannot be read, lists leave it out"
+                );
             }
         }
         object

@@ -311,16 +311,18 @@ fn keep_allocated(service: &mut Map<String, Value>, old: &Value) {
         && matches!(text(&old["type"]), "NodePort" | "LoadBalancer")
         && spec.get("allocateLoadBalancerNodePorts") != Some(&json!(false))
     {
-        let key = |number: Option<&Value>, protocol: Option<&Value>| {
-            (number.and_then(Value::as_i64), protocol.map_or("", text).to_owned())
+        let place = |port: &Map<String, Value>| {
+            let protocol = port.get("protocol").map_or("", text).to_owned();
+            (port.get("port").and_then(Value::as_i64), protocol)
         };
         let mut given = HashMap::new();
-        for port in items(&old["ports"]) {
-            given.entry(key(port.get("port"), port.get("protocol"))).or_insert(&port["nodePort"]);
+        for port in items(&old["ports"]).iter().filter_map(Value::as_object) {
+            given
+                .entry(place(port))
+                .or_insert_with(|| port.get("nodePort").unwrap_or(&Value::Null));
         }
         for port in items_mut(spec.get_mut("ports")) {
-            let key = key(port.get("port"), port.get("protocol"));
-            if let Some(given) = given.get(&key).filter(|number| !is_zero(number)) {
+            if let Some(given) = given.get(&place(port)).filter(|number| !is_zero(number)) {
                 default(port, "nodePort", (*given).clone());
             }
         }

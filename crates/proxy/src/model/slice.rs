@@ -9,8 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::names::is_plain;
 use super::service::{Port, Spec, Special, address, port_number};
-use super::tracker::{LABELS, SERVICE_LABEL, TRIGGER_ANNOTATION};
 use super::topology::{Hint, Hinted, categorize};
+use super::tracker::{LABELS, SERVICE_LABEL, TRIGGER_ANNOTATION};
 use super::warnings::Complaints;
 use super::{Address, Endpoint, Family, Node, Protocol};
 
@@ -144,11 +144,7 @@ pub(super) fn merge<'a>(
         if found.len() > most || most == 0 && !sources.is_empty() {
             complaints.add(
                 "TooManyEndpoints",
-                format_args!(
-                    "port {:?} has {} endpoints; {most} are used",
-                    port.name,
-                    found.len()
-                ),
+                format_args!("port {:?} has {} endpoints; {most} are used", port.name, found.len()),
             );
             found.truncate(most);
         }
