@@ -194,6 +194,13 @@ async fn what_cannot_be_is_told_and_tried_again() {
     let no_users = "Failed to create pod sandbox: can't set `spec.hostUsers: false`, runtime does not support user namespaces";
     cluster.until_event("FailedCreatePodSandBox", no_users).await;
 
+    // Finding 6: a pod does not run without the devices that it asks for.
+    let claims = json!({"resourceClaims": [{"name": "gpu", "resourceClaimName": "mine"}]});
+    cluster.create("devices", once("true", claims, json!({}))).await;
+    let no_devices = "Failed to prepare dynamic resources: dynamic resource allocation is not implemented by this node";
+    cluster.until_event("FailedPrepareDynamicResources", no_devices).await;
+    assert_eq!(common::phase(&cluster.pod("devices").await), "Pending");
+
     let mut missing = once("true", json!({}), json!({}));
     missing["containers"][0]["command"] = json!(["/no/such/program"]);
     cluster.create("program", missing).await;

@@ -117,7 +117,24 @@ mod tests {
     use k8s_openapi::api::core::v1::PodSpec;
     use longshore_cri::v1::NamespaceMode::{self, Container, Node, Pod};
 
-    use super::namespaces;
+    use super::{namespaces, refuse_dynamic_resources};
+
+    /// Finding 6: claims of devices were accepted and without effect.
+    #[test]
+    fn pods_with_claims_of_devices_are_refused() {
+        use serde_json::json;
+        let refused = |spec: serde_json::Value, status: serde_json::Value| {
+            let mut pod = crate::runtime::fixture::pod(spec);
+            pod.status = serde_json::from_value(status).ok();
+            let spec = pod.spec.clone().unwrap_or_default();
+            refuse_dynamic_resources(&pod, &spec).is_err()
+        };
+        assert!(!refused(json!({}), json!({})));
+        assert!(!refused(json!({"resourceClaims": []}), json!({})));
+        assert!(refused(json!({"resourceClaims": [{"name": "gpu"}]}), json!({})));
+        let extended = json!({"extendedResourceClaimStatus": {"requestMappings": [], "resourceClaimName": "x"}});
+        assert!(refused(json!({}), extended));
+    }
 
     #[test]
     fn namespaces_are_shared_as_the_pod_says() {
