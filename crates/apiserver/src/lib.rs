@@ -51,10 +51,13 @@ pub use gates::FeatureGates;
 pub use longshore_base::connections::Limits as ConnectionLimits;
 pub use tokens::TokenConfig;
 
+use crate::admission::services::ServiceAllocator;
 use crate::auth::Authenticator;
+use crate::authz::Authorizer;
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
 use crate::pki::{Identity, Kubeconfig, Pki};
+use crate::registry::Registry;
 use crate::routes::Router;
 use crate::server::Tls;
 use crate::tokens::Tokens;
@@ -201,16 +204,16 @@ impl Server {
             Some(path) => pki::read_authority(path)?,
             None => pki.ca_pem().to_owned(),
         };
-        let api = Arc::new(Api::new(
-            config.store,
-            config.service_range,
-            config.plugins,
-            config.event_ttl,
+        let api = Arc::new(Api {
+            registry: Registry::new(config.store),
+            authorizer: Authorizer::new(config.authorization)?,
+            services: ServiceAllocator::new(config.service_range),
+            plugins: config.plugins,
+            event_ttl: config.event_ttl,
             advertised,
             tokens,
             root_ca,
-            config.authorization,
-        )?);
+        });
         tasks::bootstrap::run(&api).await?;
         if api.authorizer.has(Mode::Rbac) {
             authz::bootstrap(&api).await?;

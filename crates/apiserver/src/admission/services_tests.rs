@@ -372,10 +372,11 @@ proptest! {
                         false => write.reservation.cancel(),
                     }
                 },
-                Step::Abandon { applied } => if let Some(write) = writes.pop_front() {
-                    if applied && !write.reservation.is_dry_run {
-                        store.apply(&write);
-                    }
+                Step::Abandon { applied } => if let Some(write) = writes.pop_front()
+                    && applied
+                    && !write.reservation.is_dry_run
+                {
+                    store.apply(&write);
                 },
                 Step::Repair => repair(&store),
             }

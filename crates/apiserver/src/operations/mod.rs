@@ -8,10 +8,8 @@ pub(crate) mod scale;
 mod update;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
-use longshore_store::Store;
 use serde_json::Value;
 
 pub(crate) use delete::DeleteOptions;
@@ -20,8 +18,7 @@ pub(crate) use update::{Change, UpdateRequest};
 use crate::admission::plugins::Plugins;
 use crate::admission::services::ServiceAllocator;
 use crate::auth::{self, User};
-use crate::authz::{Access, Authorizer, Decision, Mode};
-use crate::cidr::Cidr;
+use crate::authz::{Access, Authorizer, Decision};
 use crate::facts::Resource;
 use crate::object;
 use crate::registry::{ListRequest, Registry, VersionMatch};
@@ -47,28 +44,6 @@ pub(crate) struct Api {
 }
 
 impl Api {
-    pub(crate) fn new(
-        store: Arc<dyn Store>,
-        services: Cidr,
-        plugins: Plugins,
-        event_ttl: Duration,
-        advertised: SocketAddr,
-        tokens: Tokens,
-        root_ca: String,
-        modes: Vec<Mode>,
-    ) -> Result<Api, StatusError> {
-        Ok(Api {
-            registry: Registry::new(store),
-            authorizer: Authorizer::new(modes)?,
-            services: ServiceAllocator::new(services),
-            plugins,
-            event_ttl,
-            advertised,
-            tokens,
-            root_ca,
-        })
-    }
-
     /// Whether a caller may do something, and if not, why.
     pub(crate) async fn is_allowed(
         &self,
