@@ -35,9 +35,8 @@ impl Router {
         let (labels, fields) = lists::selectors(query, call.resource)?;
         let timeout = match query.number::<u64>("timeoutSeconds")?.unwrap_or(0) {
             0 => {
-                LONGEST_WATCH
-                    + LONGEST_WATCH
-                        .mul_f64(f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX))
+                let part = f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX);
+                LONGEST_WATCH.mul_f64(1.0 + part)
             }
             seconds => Duration::from_secs(seconds),
         };

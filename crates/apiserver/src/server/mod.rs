@@ -40,6 +40,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 const IDLE_CHECK: Duration = Duration::from_secs(30);
 /// A silent peer is asked for a sign of life this often.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
+/// One that does not give it is asked again this often.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const MAX_STREAMS: u32 = 250;
 /// How much of an answer one stream buffers.
 const STREAM_SEND_BUFFER: usize = 64 << 10;
@@ -138,7 +140,7 @@ async fn connection(
     stop: CancellationToken,
 ) {
     let keep_alive =
-        socket2::TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE / 3);
+        socket2::TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE_INTERVAL);
     let socket = socket2::SockRef::from(&stream);
     if let Err(error) =
         socket.set_tcp_keepalive(&keep_alive).and_then(|()| stream.set_nodelay(true))
