@@ -448,3 +448,18 @@ fn pods_get_what_is_not_held_back() {
     let config = kubelet(&["--reserved-cpus=0-0", "--system-reserved=cpu=10"]).unwrap();
     assert_eq!(config.reserved.allocatable("cpu", 8000), 7000);
 }
+
+proptest::proptest! {
+    /// Finding 1: numbers and durations of a file at their extremes are refused, or mean something.
+    #[test]
+    fn extremes_of_configurations_are_refused_or_taken(
+        tree in longshore_generators::hostile(serde_json::to_value(KubeletConfiguration::default()).unwrap(), 8),
+    ) {
+        if let Ok(settings) = serde_json::from_value::<KubeletConfiguration>(tree) {
+            let gates = FeatureGates::default();
+            if validation::faults(&settings, &gates).is_empty() {
+                let _ = eviction::Eviction::new(&settings, true);
+            }
+        }
+    }
+}

@@ -113,3 +113,48 @@ fn time(nanoseconds: i64) -> Option<Timestamp> {
     }
     Timestamp::from_nanosecond(i128::from(nanoseconds)).ok()
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use longshore_generators::{NUMBERS, text};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Finding 1: what a runtime may answer.
+        #[test]
+        fn extremes_of_runtimes_are_understood(
+            numbers in prop::collection::vec(prop::sample::select(NUMBERS.to_vec()), 8),
+            words in prop::collection::vec(text(), 3),
+        ) {
+            let linux = v1::LinuxContainerResources {
+                cpu_period: numbers[0],
+                cpu_quota: numbers[1],
+                cpu_shares: numbers[2],
+                memory_limit_in_bytes: numbers[3],
+                ..v1::LinuxContainerResources::default()
+            };
+            let annotations = [labels::RESTART_COUNT, labels::HASH].map(str::to_owned);
+            let status = v1::ContainerStatus {
+                id: words[0].clone(),
+                state: numbers[4] as i32,
+                created_at: numbers[5],
+                started_at: numbers[6],
+                finished_at: numbers[7],
+                exit_code: numbers[4] as i32,
+                annotations: annotations.into_iter().zip(words.clone()).collect(),
+                resources: Some(v1::ContainerResources { linux: Some(linux), ..Default::default() }),
+                ..v1::ContainerStatus::default()
+            };
+            container(status, String::new(), words[1].clone());
+            sandbox(&v1::PodSandboxStatus {
+                created_at: numbers[0],
+                state: numbers[1] as i32,
+                ..v1::PodSandboxStatus::default()
+            });
+        }
+    }
+}

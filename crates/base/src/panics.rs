@@ -173,11 +173,11 @@ mod tests {
     #[test]
     fn a_message_holds_no_data() {
         let secret = "pässword";
-        for work in [
-            (|| drop(secret[..2].to_owned())) as fn(),
-            || drop(Err::<(), _>(secret).unwrap()),
-            || panic!("unexpected: {secret:?}"),
-        ] {
+        let quoting: [&dyn Fn(); 3] =
+            [&|| drop(secret[..2].to_owned()), &|| Err::<(), _>(secret).unwrap(), &|| {
+                panic!("unexpected: {secret:?}")
+            }];
+        for work in quoting {
             let error = contain_sync(work).unwrap_err().to_string();
             assert!(!error.contains("ssword"), "{error}");
         }

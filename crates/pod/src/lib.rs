@@ -23,3 +23,6 @@ pub mod termination;
 pub mod usage;
 
 pub use k8s_openapi::jiff::Timestamp;
+
+#[cfg(test)]
+mod extremes;

@@ -324,6 +324,20 @@ fn what_a_row_carries() {
 }
 
 proptest::proptest! {
+    /// Finding 1.
+    #[test]
+    fn extremes_of_objects_are_shown(
+        pod in longshore_generators::hostile(longshore_generators::examples::pod(), 8),
+        service in longshore_generators::hostile(longshore_generators::examples::service(), 8),
+        node in longshore_generators::hostile(longshore_generators::examples::node(), 8),
+    ) {
+        for object in [pod, service, node] {
+            for resource in RESOURCES {
+                render(resource, [&object], json!({}), IncludeObject::Metadata, true, now());
+            }
+        }
+    }
+
     #[test]
     fn no_object_panics(object in crate::schema::value::arbitrary::value()) {
         for resource in RESOURCES {

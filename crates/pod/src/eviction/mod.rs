@@ -93,7 +93,8 @@ impl Threshold {
     pub fn headroom(&self, observations: &Observations) -> Option<i64> {
         let seen = observations.get(&self.signal)?;
         let room = i128::from(seen.available) - self.needs(*seen, false) / 1000;
-        Some(i64::try_from(room).unwrap_or(i64::MAX))
+        let limit = if room < 0 { i64::MIN } else { i64::MAX };
+        Some(i64::try_from(room).unwrap_or(limit))
     }
 }
 

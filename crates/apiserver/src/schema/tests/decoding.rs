@@ -369,6 +369,29 @@ proptest! {
         stages(resource, &object, &typed(seeds.1));
     }
 
+    /// Finding 1: numbers, quantities and times at their extremes, through every stage and the table.
+    #[test]
+    fn extremes_of_objects_are_written_or_refused(
+        pod in longshore_generators::hostile(longshore_generators::examples::pod(), 8),
+        service in longshore_generators::hostile(longshore_generators::examples::service(), 8),
+        slice in longshore_generators::hostile(longshore_generators::examples::endpoint_slice(), 8),
+        node in longshore_generators::hostile(longshore_generators::examples::node(), 8),
+    ) {
+        for (plural, object, example) in [
+            ("pods", pod, longshore_generators::examples::pod()),
+            ("services", service, longshore_generators::examples::service()),
+            ("endpointslices", slice, longshore_generators::examples::endpoint_slice()),
+            ("nodes", node, longshore_generators::examples::node()),
+        ] {
+            let resource = resource(plural);
+            let conforming = conform(resource.gvk(), decoded(object.clone()), FieldValidation::Warn);
+            let mut object = conforming.map_or(object, |(object, _)| object);
+            apply_defaults(resource, &mut object);
+            stages(resource, &object, &example);
+            stages(resource, &example, &object);
+        }
+    }
+
     #[test]
     fn no_misshapen_object_panics(object in arbitrary::object(), old in arbitrary::object(), at in any::<prop::sample::Index>()) {
         let resource = at.get(crate::facts::RESOURCES);

@@ -282,3 +282,26 @@ proptest! {
         prop_assert_eq!(kernel.sorted(), synced(new.state(), &settings()).sorted());
     }
 }
+
+proptest! {
+    /// Finding 1: services and slices with numbers and texts at their extremes.
+    #[test]
+    fn extremes_of_services_become_rules_or_none(
+        services in vec(longshore_generators::hostile(longshore_generators::examples::service(), 8), 1..3),
+        slices in vec(longshore_generators::hostile(longshore_generators::examples::endpoint_slice(), 8), 1..3),
+    ) {
+        let mut tracker = tracker();
+        for service in services {
+            if let Ok(service) = serde_json::from_value(service) {
+                tracker.apply_service(&service);
+            }
+        }
+        for slice in slices {
+            if let Ok(slice) = serde_json::from_value(slice) {
+                tracker.apply_slice(&slice);
+            }
+        }
+        tracker.take_changes();
+        synced(tracker.state(), &settings());
+    }
+}
