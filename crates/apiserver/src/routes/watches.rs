@@ -36,9 +36,8 @@ impl Router {
         let (labels, fields) = lists::selectors(query, call.resource)?;
         let timeout = match query.number::<u64>("timeoutSeconds")?.unwrap_or(0) {
             0 => {
-                // Spread, so that not all clients come again at the same moment.
-                let spread = f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX);
-                LONGEST_WATCH.saturating_add(LONGEST_WATCH.mul_f64(spread))
+                let part = f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX);
+                LONGEST_WATCH.mul_f64(1.0 + part)
             }
             seconds => Duration::from_secs(seconds),
         };

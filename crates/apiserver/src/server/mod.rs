@@ -40,6 +40,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 const IDLE_CHECK: Duration = Duration::from_secs(30);
 /// A silent peer is asked for a sign of life this often.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
+/// One that does not give it is asked again this often.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const MAX_STREAMS: u32 = 250;
 /// How much of an answer one stream buffers.
