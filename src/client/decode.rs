@@ -178,6 +178,7 @@ impl<'de> Visitor<'de> for TextVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         #[derive(Deserialize)]
+        #[serde(transparent)]
         struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
         map.next_key::<&str>()?;
         Ok(map.next_value::<Text<'_>>()?.0)
