@@ -47,6 +47,7 @@ pub use cidr::{Cidr, CidrError};
 pub use gates::FeatureGates;
 pub use tokens::TokenConfig;
 
+use crate::admission::services::ServiceAllocator;
 use crate::auth::Authenticator;
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
@@ -178,8 +179,7 @@ impl Server {
         };
         let api = Arc::new(Api::new(
             config.store,
-            config.service_range,
-            config.plugins,
+            ServiceAllocator::new(config.service_range, config.plugins),
             config.event_ttl,
             advertised,
             tokens,

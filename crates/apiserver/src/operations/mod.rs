@@ -17,11 +17,9 @@ use serde_json::Value;
 pub(crate) use delete::DeleteOptions;
 pub(crate) use update::{Change, UpdateRequest};
 
-use crate::admission::plugins::Plugins;
 use crate::admission::services::ServiceAllocator;
 use crate::auth::{self, User};
 use crate::authz::{Access, Authorizer, Decision, Mode};
-use crate::cidr::Cidr;
 use crate::facts::Resource;
 use crate::object;
 use crate::registry::{ListRequest, Registry, VersionMatch};
@@ -34,8 +32,6 @@ pub(crate) struct Api {
     pub(crate) registry: Registry,
     pub(crate) authorizer: Authorizer,
     pub(crate) services: ServiceAllocator,
-    /// The admission plugins that can be chosen.
-    pub(crate) plugins: Plugins,
     /// How long an event is kept.
     pub(crate) event_ttl: Duration,
     /// Where clients in the cluster reach this server.
@@ -49,8 +45,7 @@ pub(crate) struct Api {
 impl Api {
     pub(crate) fn new(
         store: Arc<dyn Store>,
-        services: Cidr,
-        plugins: Plugins,
+        services: ServiceAllocator,
         event_ttl: Duration,
         advertised: SocketAddr,
         tokens: Tokens,
@@ -60,8 +55,7 @@ impl Api {
         Ok(Api {
             registry: Registry::new(store),
             authorizer: Authorizer::new(modes)?,
-            services: ServiceAllocator::new(services),
-            plugins,
+            services,
             event_ttl,
             advertised,
             tokens,
