@@ -207,8 +207,7 @@ impl Server {
         let api = Arc::new(Api {
             registry: Registry::new(config.store),
             authorizer: Authorizer::new(config.authorization)?,
-            services: ServiceAllocator::new(config.service_range),
-            plugins: config.plugins,
+            services: ServiceAllocator::new(config.service_range, config.plugins),
             event_ttl: config.event_ttl,
             advertised,
             tokens,

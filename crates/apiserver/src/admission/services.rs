@@ -36,6 +36,7 @@ const SETTLING: Duration = Duration::from_secs(60);
 /// The addresses and node ports of all services.
 pub(crate) struct ServiceAllocator {
     range: Cidr,
+    plugins: Plugins,
     taken: Mutex<Taken>,
     /// Writes whose end is not known.
     abandoned: Mutex<Vec<Abandoned>>,
@@ -219,8 +220,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ServiceAllocator {
-    pub(crate) fn new(range: Cidr) -> ServiceAllocator {
-        ServiceAllocator { range, taken: Mutex::default(), abandoned: Mutex::default() }
+    pub(crate) fn new(range: Cidr, plugins: Plugins) -> ServiceAllocator {
+        ServiceAllocator { range, plugins, taken: Mutex::default(), abandoned: Mutex::default() }
     }
 
     pub(crate) fn range(&self) -> Cidr {
@@ -301,6 +302,7 @@ impl ServiceAllocator {
         old: Option<&Value>,
         is_dry_run: bool,
     ) -> Result<Reservation<'_>, StatusError> {
+        self.admit_external(resource, service, old)?;
         if let Some(old) = old {
             drop_left_overs(service, old);
         }
@@ -323,6 +325,28 @@ impl ServiceAllocator {
         reservation.admit_ports(resource, service, old)?;
         reservation.admit_health_port(service, old)?;
         Ok(reservation)
+    }
+}
+
+impl ServiceAllocator {
+    /// The admission plugin DenyServiceExternalIPs (against CVE-2020-8554): addresses outside the
+    /// cluster, to which a service draws traffic, stay or go but none is added.
+    fn admit_external(
+        &self,
+        resource: &Resource,
+        service: &Value,
+        old: Option<&Value>,
+    ) -> Result<(), StatusError> {
+        let earlier = old.map_or(&[][..], |old| items(&old["spec"]["externalIPs"]));
+        let earlier: HashSet<&str> = earlier.iter().map(text).collect();
+        let mut addresses = items(&service["spec"]["externalIPs"]).iter();
+        if !self.plugins.deny_service_external_ips
+            || addresses.all(|address| earlier.contains(text(address)))
+        {
+            return Ok(());
+        }
+        let why = "Use of external IPs is denied by admission control";
+        Err(StatusError::forbidden(resource, object::name(service), why))
     }
 }
 
@@ -528,26 +552,6 @@ impl Reservation<'_> {
         let port = (0..size).map(port).find(|port| self.take_port(*port));
         port.ok_or_else(|| StatusError::internal("failed to allocate a nodePort: range is full"))
     }
-}
-
-/// The admission plugin DenyServiceExternalIPs (against CVE-2020-8554): addresses outside the
-/// cluster, to which a service draws traffic, stay or go but none is added.
-pub(crate) fn admit_external(
-    plugins: Plugins,
-    resource: &Resource,
-    service: &Value,
-    old: Option<&Value>,
-) -> Result<(), StatusError> {
-    let earlier = old.map_or(&[][..], |old| items(&old["spec"]["externalIPs"]));
-    let earlier: HashSet<&str> = earlier.iter().map(text).collect();
-    let mut addresses = items(&service["spec"]["externalIPs"]).iter();
-    if !plugins.deny_service_external_ips
-        || addresses.all(|address| earlier.contains(text(address)))
-    {
-        return Ok(());
-    }
-    let why = "Use of external IPs is denied by admission control";
-    Err(StatusError::forbidden(resource, object::name(service), why))
 }
 
 /// A service that changes its type gives up what only the old type has, though its writer left it

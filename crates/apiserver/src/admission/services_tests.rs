@@ -14,7 +14,7 @@ fn resource() -> &'static Resource {
 }
 
 fn allocator(range: &str) -> ServiceAllocator {
-    ServiceAllocator::new(range.parse().unwrap())
+    ServiceAllocator::new(range.parse().unwrap(), Plugins::default())
 }
 
 fn admit(allocator: &ServiceAllocator, spec: Value) -> Result<Value, StatusError> {
@@ -174,7 +174,9 @@ fn health_check_ports_are_allocated() {
 #[test]
 fn denied_external_ips_may_stay_or_go() {
     let spec = |ips: &[&str]| service(json!({"externalIPs": ips}));
-    let on = Plugins { deny_service_external_ips: true };
+    let choose = |plugins| ServiceAllocator::new("10.0.0.0/24".parse().unwrap(), plugins);
+    let on = choose(Plugins { deny_service_external_ips: true });
+    let off = choose(Plugins::default());
     for (new, old, expected) in [
         (spec(&[]), None, true),
         (spec(&["1.2.3.4"]), None, false),
@@ -183,13 +185,13 @@ fn denied_external_ips_may_stay_or_go() {
         (spec(&["1.2.3.4", "1.2.3.6"]), Some(spec(&["1.2.3.4", "1.2.3.5"])), false),
         (spec(&[]), Some(spec(&["1.2.3.4"])), true),
     ] {
-        let answer = admit_external(on, resource(), &new, old.as_ref());
+        let answer = on.admit(resource(), &mut new.clone(), old.as_ref(), false);
         assert_eq!(answer.is_ok(), expected, "{new}");
         if let Err(error) = answer {
             assert_eq!(error.code, 403);
             assert!(error.message.contains("Use of external IPs is denied by admission control"));
         }
-        assert!(admit_external(Plugins::default(), resource(), &new, old.as_ref()).is_ok());
+        assert!(off.admit(resource(), &mut new.clone(), old.as_ref(), false).is_ok());
     }
 }
 
@@ -372,12 +374,14 @@ proptest! {
                         false => write.reservation.cancel(),
                     }
                 },
-                Step::Abandon { applied } => if let Some(write) = writes.pop_front()
-                    && applied
-                    && !write.reservation.is_dry_run
-                {
-                    store.apply(&write);
-                },
+                Step::Abandon { applied } => {
+                    let write = writes.pop_front().filter(|write| {
+                        applied && !write.reservation.is_dry_run
+                    });
+                    if let Some(write) = write {
+                        store.apply(&write);
+                    }
+                }
                 Step::Repair => repair(&store),
             }
             held_once(&store)?;

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{Api, calling_node, settle_namespace};
-use crate::admission::{core, namespaces, node_restriction, pods, services, storage};
+use crate::admission::{core, namespaces, node_restriction, pods, storage};
 use crate::auth::User;
 use crate::certificates;
 use crate::facts::Resource;
@@ -72,10 +72,7 @@ impl Api {
         }
         storage::admit_create(self, resource.kind, &mut object).await?;
         let mut reservation = match resource.kind {
-            "Service" => {
-                services::admit_external(self.plugins, resource, &object, None)?;
-                Some(self.services.admit(resource, &mut object, None, dry_run)?)
-            }
+            "Service" => Some(self.services.admit(resource, &mut object, None, dry_run)?),
             _ => None,
         };
         work::run(length, || schema::validate_create(resource, &object))?;

@@ -15,7 +15,6 @@ use serde_json::Value;
 pub(crate) use delete::DeleteOptions;
 pub(crate) use update::{Change, UpdateRequest};
 
-use crate::admission::plugins::Plugins;
 use crate::admission::services::ServiceAllocator;
 use crate::auth::{self, User};
 use crate::authz::{Access, Authorizer, Decision};
@@ -31,8 +30,6 @@ pub(crate) struct Api {
     pub(crate) registry: Registry,
     pub(crate) authorizer: Authorizer,
     pub(crate) services: ServiceAllocator,
-    /// The admission plugins that can be chosen.
-    pub(crate) plugins: Plugins,
     /// How long an event is kept.
     pub(crate) event_ttl: Duration,
     /// Where clients in the cluster reach this server.

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{Api, calling_node, settle_namespace};
 use crate::admission::services::Reservation;
-use crate::admission::{core, node_restriction, pods, services, storage};
+use crate::admission::{core, node_restriction, pods, storage};
 use crate::auth::User;
 use crate::certificates;
 use crate::facts::{Gvk, Resource};
@@ -94,7 +94,6 @@ impl Api {
                         }
                         if resource.kind == "Service" && request.subresource.is_empty() {
                             let (old, dry_run) = (Some(current), request.dry_run);
-                            services::admit_external(self.plugins, resource, &new, old)?;
                             let reserved = self.services.admit(resource, &mut new, old, dry_run)?;
                             reservation = Some(reserved);
                         }
