@@ -40,3 +40,19 @@ fn each_vulnerability_of_the_page_has_its_test() {
     }
     assert!(count >= 20, "{count} rows");
 }
+
+/// Each vulnerability of the apiserver is named by its tests.
+#[test]
+fn each_vulnerability_of_the_apiserver_is_named_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(root.join("docs/security.md")).unwrap();
+    let (_, section) = page.split_once("### Apiserver").unwrap();
+    let mut files = Vec::new();
+    sources(&root.join("crates/apiserver"), &mut files);
+    let words = section.split(|c: char| c.is_whitespace() || ",.".contains(c));
+    let ids: Vec<&str> = words.filter(|word| word.starts_with("CVE-")).collect();
+    assert!(ids.len() >= 20, "{ids:?}");
+    for id in ids {
+        assert!(files.iter().any(|text| text.contains(id)), "no test names {id}");
+    }
+}
