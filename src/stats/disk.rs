@@ -322,6 +322,7 @@ mod tests {
             }
             here = here.child(&c"d".to_owned()).unwrap();
         }
+        drop(here);
         let root = dir.path().to_owned();
         let work = move || tree(&root).unwrap().inodes;
         let thread = std::thread::Builder::new().stack_size(64 << 10).spawn(work).unwrap();

@@ -181,6 +181,7 @@ mod tests {
             }
             here = here.child(&c"d".to_owned()).unwrap();
         }
+        drop(here);
         // as small as the stacks of threads that nobody made for this
         let tree = dir.path().join("d");
         let work = move || remove(&tree).map_err(|error| error.to_string());
