@@ -62,6 +62,26 @@ fn spec(fields: &Value) -> Value {
     spec
 }
 
+/// Finding 13: the words of a daemon with a full disk, or a closed descriptor, behind them are lost.
+#[test]
+fn words_that_cannot_be_written_are_no_end() {
+    use std::os::unix::process::ExitStatusExt;
+    let run = |arguments: &str| {
+        let command = format!("exec {} {arguments}", env!("CARGO_BIN_EXE_longshore"));
+        std::process::Command::new("sh").args(["-c", &command]).status().unwrap()
+    };
+    for arguments in [
+        "--version > /dev/full 2> /dev/full",
+        "--version >&- 2>&-",
+        "kubelet --no-such-flag 2> /dev/full",
+        "kubelet --no-such-flag 2>&-",
+        "kubelet --config=/no/such/file > /dev/full 2> /dev/full",
+    ] {
+        let status = run(arguments);
+        assert!(status.signal().is_none() && status.code() != Some(101), "{arguments}: {status}");
+    }
+}
+
 /// Finding 1: a pod whose grace is the largest number ended the daemon, and again after each restart.
 #[tokio::test]
 async fn no_pod_stops_a_node_nor_its_next_start() {

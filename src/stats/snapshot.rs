@@ -296,3 +296,41 @@ fn read_pods<'a>(
         Ok(pods)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::process::Command;
+
+    use super::*;
+    use crate::stats::cgroup::Hierarchies;
+    use crate::stats::opened::Opened;
+
+    /// No address space has room for such a stack, so no thread can be made.
+    const HUGE: usize = 1 << 47;
+
+    /// Finding 13: a scrape on a machine that has no thread to give ended the daemon.
+    #[test]
+    fn a_reading_needs_no_thread_of_its_own() {
+        let alone = "RUST_MIN_STACK";
+        if std::env::var(alone).ok() != Some(HUGE.to_string()) {
+            let test = "stats::snapshot::tests::a_reading_needs_no_thread_of_its_own";
+            let mut program = Command::new(std::env::current_exe().unwrap());
+            program.args(["--exact", test, "--test-threads=1"]).env(alone, HUGE.to_string());
+            let output = program.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
+        assert!(thread::Builder::new().spawn(|| ()).is_err(), "no thread is to be had");
+        let dir = tempfile::tempdir().unwrap();
+        let cgroup = Cgroup::root(&Hierarchies::at(dir.path(), false));
+        let (opened, links) = (Opened::default(), Links::default());
+        let tools = || Look::new(Detail::Load, &opened, &links);
+        let job = || Job::new(Arc::default(), cgroup.clone(), Some(Vec::new()));
+        let jobs = (0..WORTH_A_THREAD * THREADS).map(|_| job()).collect();
+        let pods = read_pods(jobs, &HashMap::new(), &mut tools().unwrap(), &tools).unwrap();
+        assert_eq!(pods.len(), WORTH_A_THREAD * THREADS);
+    }
+}

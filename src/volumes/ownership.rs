@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use longshore_base::time;
+use longshore_base::{panics, time};
 use longshore_pod::spec;
 use tokio::sync::oneshot;
 use tokio::time::sleep_until;
@@ -81,8 +81,11 @@ impl Ownership {
         let (done, mut outcome) = oneshot::channel();
         let counter = Arc::clone(&seen);
         let work = move || {
-            // Nobody may wait for it any more, as when the daemon stops.
-            let _ = done.send(self.give_counted(&root, &counter));
+            // Nobody may wait for it any more, as when the daemon stops; who waits is told of a panic
+            // by the loss of this sender.
+            if let Ok(given) = panics::contain_sync(|| self.give_counted(&root, &counter)) {
+                let _ = done.send(given);
+            }
         };
         let thread = std::thread::Builder::new().name("fs-group".to_owned()).spawn(work);
         thread.map_err(|error| Error::io("start a thread for", Path::new("fsGroup"), error))?;

@@ -36,3 +36,30 @@ pub fn print(text: impl fmt::Display) -> io::Result<()> {
 pub fn report(text: impl fmt::Display) {
     let _ = writeln!(Stderr, "{text}");
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs::File;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    /// Finding 13: a full disk behind standard output and error.
+    #[test]
+    fn a_full_disk_ends_no_process() {
+        const CHILD: &str = "OUTPUT_TO_A_FULL_DISK";
+        if std::env::var_os(CHILD).is_some() {
+            report("lost");
+            assert_eq!(Stderr.write(b"lost").unwrap(), 4);
+            std::process::exit(if print("lost").is_err() { 7 } else { 5 });
+        }
+        let full = || Stdio::from(File::options().write(true).open("/dev/full").unwrap());
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        program.args(["--exact", "output::tests::a_full_disk_ends_no_process", "--nocapture"]);
+        // its own words go nowhere, either, so that only the exit code tells
+        program.arg("--quiet").env(CHILD, "1").stdout(Stdio::null());
+        assert_eq!(program.stderr(full()).status().unwrap().code(), Some(5), "it went on");
+    }
+}
