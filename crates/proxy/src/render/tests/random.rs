@@ -290,7 +290,7 @@ proptest! {
         services in vec(longshore_generators::hostile(longshore_generators::examples::service(), 8), 1..3),
         slices in vec(longshore_generators::hostile(longshore_generators::examples::endpoint_slice(), 8), 1..3),
     ) {
-        let mut tracker = tracker();
+        let mut tracker = tracker(Family::V4);
         for service in services {
             if let Ok(service) = serde_json::from_value(service) {
                 tracker.apply_service(&service);
