@@ -94,8 +94,9 @@ async fn write_in_parts(pods: &Api<Item<Pod>>, job: &Job, body: Value) -> Result
     Ok(taken)
 }
 
+/// Whether the same write would be refused again.
 fn is_invalid(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == 422)
+    matches!(error, kube::Error::Api(status) if [400, 422].contains(&status.code))
 }
 
 /// Whether the object that is written to is there (still).

@@ -140,10 +140,10 @@ async fn an_object_that_cannot_be_read_leaves_the_others() {
     };
     assert_eq!(names("").await, ["a", "z"]);
     assert_eq!(names("metadata.name=b0").await, [""; 0]);
-    for (index, garbage) in garbage.iter().enumerate() {
+    for (index, text) in garbage.iter().enumerate() {
         let name = format!("b{index}");
         let error = registry.get(maps(), "default", &name).await.unwrap_err();
-        assert_eq!(error.code, 500, "{garbage:?}");
+        assert_eq!(error.code, 500, "{text}");
         assert!(error.message.contains("cannot be read"), "{}", error.message);
         let place = ("default", name.as_str());
         let deleted = registry.delete_unreadable(maps(), place, false).await.unwrap().unwrap();

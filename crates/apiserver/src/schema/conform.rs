@@ -3,6 +3,9 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::Offset;
 use serde_json::{Map, Number, Value, json};
 
 use super::FieldValidation;
@@ -213,8 +216,13 @@ impl Walk {
         if fits { Ok(()) } else { Err(self.mismatch(ty, value, &go_leaf(field.leaf))) }
     }
 
-    fn time(&self, text: &str) -> Result<jiff::Timestamp, String> {
-        text.parse().map_err(|_| {
+    /// A time in UTC. Go's times, and so the API's, reach a day further than jiff's timestamps, to
+    /// the end of the year 9999.
+    fn time(&self, text: &str) -> Result<DateTime, String> {
+        let time = text.parse::<Timestamp>().map(|time| Offset::UTC.to_datetime(time));
+        let is_last = |text: &&str| text.starts_with("9999-12-3") && text.contains('T');
+        let last = || text.strip_suffix('Z').filter(is_last)?.parse::<DateTime>().ok();
+        time.ok().or_else(last).ok_or_else(|| {
             self.at(&format!(
                 "parsing time {text:?} as \"2006-01-02T15:04:05Z07:00\": cannot parse {text:?} as \"2006\""
             ))

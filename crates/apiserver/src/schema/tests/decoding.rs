@@ -284,6 +284,27 @@ fn kinds_must_fit() {
     assert_eq!(options["gracePeriodSeconds"], 0);
 }
 
+/// Finding 13: the last day that the API can name is past the last timestamp of our library, so an
+/// object that held it could not be written any more.
+#[test]
+fn times_reach_to_the_end_of_the_last_year() {
+    let lease = Gvk { group: "coordination.k8s.io", version: "v1", kind: "Lease" };
+    for (text, stored) in [
+        ("9999-12-31T23:59:59Z", Some("9999-12-31T23:59:59Z")),
+        ("9999-12-31T23:59:59.7Z", Some("9999-12-31T23:59:59Z")),
+        ("9999-12-31T01:00:00+12:00", Some("9999-12-30T13:00:00Z")),
+        ("9999-12-31Z", None),
+        ("9999-12-32T00:00:00Z", None),
+        ("10000-01-01T00:00:00Z", None),
+        ("2026-01-01", None),
+    ] {
+        let body = json!({"metadata": {"name": "l", "creationTimestamp": text}});
+        let conformed = conform(lease, decoded(body), FieldValidation::Strict);
+        let time = conformed.ok().map(|(value, _)| value["metadata"]["creationTimestamp"].clone());
+        assert_eq!(time, stored.map(Into::into), "{text}");
+    }
+}
+
 #[test]
 fn values_take_their_stored_spelling() {
     let lease = Gvk { group: "coordination.k8s.io", version: "v1", kind: "Lease" };
