@@ -330,7 +330,9 @@ proptest! {
         tracker.take(&observations, now);
         tracker.take(&observations, now.checked_add(Duration::from_secs(after)).unwrap_or(now));
         tracker.take(&observations, now);
-        due.iter().for_each(|threshold| drop(threshold.headroom(&observations)));
+        due.iter().for_each(|threshold| {
+            threshold.headroom(&observations);
+        });
         let mut candidates: Vec<_> = pods
             .iter()
             .map(|(pod, usage)| eviction::Candidate { pod, usage: usage.as_ref() })
