@@ -289,7 +289,7 @@ proptest! {
                 }
             }
         }
-        expand::expand(&input, |_| Some("x"));
+        let _ = expand::expand(&input, 1 << 20, |_| Some("x"));
         let quantity = k8s_openapi::apimachinery::pkg::api::resource::Quantity(input);
         qos::milli(&quantity);
         resources::canonical(&quantity);
@@ -330,9 +330,9 @@ proptest! {
         tracker.take(&observations, now);
         tracker.take(&observations, now.checked_add(Duration::from_secs(after)).unwrap_or(now));
         tracker.take(&observations, now);
-        due.iter().for_each(|threshold| {
-            threshold.headroom(&observations);
-        });
+        for threshold in &due {
+            let _ = threshold.headroom(&observations);
+        }
         let mut candidates: Vec<_> = pods
             .iter()
             .map(|(pod, usage)| eviction::Candidate { pod, usage: usage.as_ref() })
