@@ -409,6 +409,8 @@ mod tests {
             "kubelet-certificate-authority",
             "kubelet-client-certificate",
             "kubelet-client-key",
+            "max-mutating-requests-inflight",
+            "max-requests-inflight",
             "node-name",
             "root-ca-file",
             "secure-port",
