@@ -47,8 +47,9 @@ vm-bench: ## measure in the virtual machine how soon a node that runs short of m
 	@scripts/vm/image.sh "$(CACHE)/vm"
 	@VM_CASES=scripts/vm/bench scripts/vm/test.sh "$(CACHE)/vm" "$$CARGO_TARGET_DIR/release"
 
-lint: ## formatting, clippy, licences and bans
+lint: ## formatting, cycles between modules, clippy, licences and bans
 	cargo fmt --all --check
+	cargo run --quiet -p longshore-lints
 	cargo clippy --workspace --all-targets -- -D warnings
 	@if command -v cargo-deny >/dev/null; then cargo deny --all-features check; \
 	else echo "cargo-deny is not installed: licences and bans were not checked"; fi

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ContainerImage;
 use longshore_cri::Runtime;
+use longshore_podstate::observe;
+use longshore_podstate::observe::Observer;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
 
-use crate::observe::{self, Observer};
 use crate::registration::{Feeds, RuntimeHealth};
 
 /// How often the runtime is asked how it is.

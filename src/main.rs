@@ -4,9 +4,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use longshore::config::{self, Command, Config};
-use longshore::{logging, node, proxy};
-use longshore_base::{output, panics};
+use longshore::node;
+use longshore_base::{logging, memory, output, panics};
+use longshore_config::{self as config, Command, Config};
+use longshore_kube_proxy as proxy;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -15,6 +16,7 @@ const STOP: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
     panics::install();
+    memory::limit_arenas();
     match config::from_args(std::env::args()) {
         Ok(Command::Print(text)) => {
             report(output::print(format_args!("{text}\n")).context("cannot write"))
@@ -50,6 +52,7 @@ fn run(
     let result = runtime.block_on(async {
         let stop = CancellationToken::new();
         cancel_on_signal(stop.clone())?;
+        tokio::spawn(memory::release_after_peaks());
         tokio::select! {
             result = work(stop.clone()) => result,
             () = overdue(stop) => anyhow::bail!("the node did not stop within {STOP:?}"),

@@ -9,6 +9,32 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use longshore_base::version::KUBERNETES_VERSION;
+use longshore_client as client;
+use longshore_client::certificates::ClientCertificate;
+use longshore_client::events::{EventType, PodEventRecorder, Recorder, node_reference};
+use longshore_client::objects::Objects;
+use longshore_client::{Limits, certificates};
+use longshore_config::Config;
+use longshore_kube_proxy as proxy;
+use longshore_logs::rotation;
+use longshore_machine::process::set_oom_score;
+use longshore_machine::{Machine, addresses};
+use longshore_podstate::desired::Desired;
+use longshore_podstate::observe::Observer;
+use longshore_podstate::sources::Source;
+use longshore_podstate::{desired, observe, sources};
+use longshore_resources as resources;
+use longshore_resources::managers::Managers;
+use longshore_resources::stats::{Stats, SystemNames};
+use longshore_runtime as runtime;
+use longshore_runtime::handlers::Handlers;
+use longshore_runtime::probes::Probes;
+use longshore_runtime::services::Services;
+use longshore_runtime::{Parts, PodRuntime, Settings};
+use longshore_server::{Figures, Host, NodeMetrics, Server};
+use longshore_volumes::plugins::{CsiNode, Drivers};
+use longshore_volumes::{Volumes, plugins};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -22,39 +48,20 @@ use self::parts::{
 };
 use self::rooms::Rooms;
 use crate::admission::{self, Admission};
-use crate::certificates::{self, ClientCertificate};
-use crate::client::{self, Limits};
-use crate::config::{Config, KUBERNETES_VERSION};
-use crate::desired::{self, Desired};
-use crate::events::{EventType, Recorder, node_reference};
-use crate::eviction;
+use crate::allocation::Allocation;
 use crate::gc;
-use crate::handlers::Handlers;
 use crate::health;
 use crate::iptables;
-use crate::logs::rotation;
-use crate::metrics::Metrics;
-use crate::objects::Objects;
-use crate::observe::{self, Observer};
+use crate::log_rotation;
 use crate::oom;
-use crate::plugins::{self, CsiNode, Drivers};
-use crate::probes::Probes;
-use crate::proxy;
-use crate::registration::{self, Machine, Registration, Startup};
-use crate::resources;
-use crate::resources::allocation::{self, Allocation};
-use crate::resources::managers::Managers;
+use crate::registration::{self, Registration, Startup};
 use crate::run_once::{self, Complaints};
-use crate::runtime::{self, Announcer, Parts, PodRuntime, Settings};
-use crate::server::{Figures, Host, Server};
-use crate::services::Services;
-use crate::sources::{self, Source};
-use crate::stats::{Stats, SystemNames};
 use crate::status::StatusWriter;
 use crate::systemd::{self, Watchdog};
+use crate::terminator::PodTerminator;
 use crate::view::View;
-use crate::volumes::Volumes;
-use crate::worker::{self, Ender, Places, Pool, Tools};
+use crate::worker::{self, Places, Pool, Tools};
+use crate::{allocation, eviction};
 
 /// How long the apiserver may take to begin an answer.
 const API_TIMEOUT: Duration = Duration::from_secs(15);
@@ -69,7 +76,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let watchdog = Watchdog::from_env()?;
     let mut rooms = Rooms::new(stop.clone());
     let Some(_lock) = hold_lock(&config, &mut rooms).await? else { return Ok(()) };
-    let metrics = Metrics::new(&config.node_name);
+    let metrics = NodeMetrics::new(&config.node_name);
     config.gates.tell(&metrics.node);
     let registry = &metrics.node;
 
@@ -88,7 +95,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let once = config.kubelet.run_once;
     let mut certificate = match once {
         true => None,
-        false => ClientCertificate::prepare(&config, limits(0, 0), &metrics)?,
+        false => ClientCertificate::prepare(
+            &config,
+            limits(0, 0),
+            &metrics.rest_client,
+            &metrics.certificates,
+        )?,
     };
     if let Some(keeper) = certificate.as_mut().and_then(|one| one.keeper.take()) {
         rooms.open(keeper.run());
@@ -120,7 +132,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     if config.kubelet.make_iptables_util_chains && !once {
         rooms.open(iptables::keep());
     }
-    let addresses = registration::resolve_addresses(&config.node_ips, &config.node_name).await?;
+    let addresses = addresses::resolve(&config.node_ips, &config.node_name).await?;
     let settings = Arc::new(Settings::new(&config, &machine, &addresses, cgroups.clone())?);
     for dir in [settings.root_dir.join("pods"), settings.pod_logs_dir.clone()] {
         make_dir(&dir)?;
@@ -148,9 +160,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // what pods ask for by name, and what runs
     let objects = Objects::of(client.clone(), &config);
     let allocatable = settings.allocatable.clone();
-    let announcer = Announcer::new(recorder.clone());
+    let pod_events = PodEventRecorder::new(recorder.clone());
     let drivers = Drivers::new(&config.node_name, registry);
-    let (root_dir, told, known) = (&settings.root_dir, announcer.clone(), drivers.clone());
+    let (root_dir, told, known) = (&settings.root_dir, pod_events.clone(), drivers.clone());
     let volumes = Volumes::new(root_dir, objects.clone(), allocatable, told, known, registry)
         .looking_every(config.kubelet.sync_frequency.get());
     if !once {
@@ -228,33 +240,33 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // the server, and last the workers, which begin once it is known what runs
     let handlers = Handlers::new(runtime.clone());
     let (host_ips, probed) = (&settings.host_ips, &metrics.probes);
-    let probes = Probes::new(handlers.clone(), announcer.clone(), host_ips, probed);
+    let probes = Probes::new(handlers.clone(), pod_events.clone(), host_ips, probed);
     let pods = PodRuntime::new(Parts {
         cri: runtime.clone(),
         observer: observer.clone(),
         objects: objects.clone(),
         services,
         volumes: volumes.clone(),
-        announcer: announcer.clone(),
+        pod_events: pod_events.clone(),
         handlers,
         managers: managers.clone(),
         settings: settings.clone(),
         metrics: runtime::Metrics::new(registry),
     });
-    let ender = Ender::default();
+    let terminator = PodTerminator::default();
     let admission = Admission::new(admission::Sources {
         abilities: admission::abilities(&config, &runtime).await?,
         own: registration::initial_node(&config),
         told,
         pressure,
-        announcer: announcer.clone(),
-        ender: ender.clone(),
+        pod_events: pod_events.clone(),
+        terminator: terminator.clone(),
         managers: managers.clone(),
     });
     admission.tell(registry);
     let given = allocation::Parts {
         desired: desired.clone(),
-        announcer: announcer.clone(),
+        pod_events: pod_events.clone(),
         admission: admission.clone(),
         rules: resize_rules(&config, &settings),
         gates: pod_gates(&config),
@@ -280,7 +292,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         status: status.clone(),
         probes,
         volumes: volumes.clone(),
-        announcer,
+        pod_events,
         settings,
         objects,
         runtime_name: runtime_name(&runtime).await,
@@ -291,7 +303,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         admission,
         metrics: worker::Metrics::new(registry),
     });
-    let pool = Pool::new(tools, desired.clone(), ender);
+    let pool = Pool::new(tools, desired.clone(), terminator);
     if !once {
         let figures =
             Figures::new(&config, stats.clone(), desired.clone(), volumes.clone(), runtime.clone());
@@ -299,7 +311,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             stats,
             desired: desired.clone(),
             observer: observer.clone(),
-            ender: pool.ender(),
+            terminator: pool.terminator(),
             recorder: recorder.clone(),
             reclaim: Arc::new(collectors.clone()),
             pressure: pressed,
@@ -318,7 +330,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         }
         rooms.open(oom::watch(recorder.clone(), config.node_name.clone()));
         let policy = rotation::Policy::new(&config);
-        rooms.open(rotation::run(runtime.clone(), observer.clone(), policy));
+        rooms.open(log_rotation::run(runtime.clone(), observer.clone(), policy));
         // who knocks at the node's ports must not use up what its own requests have
         let reviews = connect(kubelet.kube_api_qps, kubelet.kube_api_burst).await?;
         let server = Server::bind(&config, &addresses, reviews.as_ref(), view, runtime).await?;
@@ -359,14 +371,6 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         warn!("not everything could be told in time");
     }
     Ok(outcome?)
-}
-
-pub(crate) fn set_oom_score(score: i32) {
-    let path = "/proc/self/oom_score_adj";
-    if let Err(error) = std::fs::write(path, score.to_string()) {
-        // Lowering it takes CAP_SYS_RESOURCE, which not every machine gives.
-        warn!(path, score, %error, "the OOM score is not set: memory pressure may end the node itself");
-    }
 }
 
 /// As far as the hard limit, which takes CAP_SYS_RESOURCE to raise. 0 leaves it as it is.

@@ -8,11 +8,11 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 use longshore_base::output;
 use longshore_pod::spec;
+use longshore_podstate::desired::Desired;
+use longshore_podstate::sources::{Complain, Source};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::desired::Desired;
-use crate::sources::{Complain, Source};
 use crate::status::StatusWriter;
 
 /// How long the sources may take to tell what they have.

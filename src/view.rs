@@ -9,12 +9,11 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use longshore_pod::observed::ObservedPod;
 use longshore_pod::spec;
+use longshore_podstate::desired::Desired;
+use longshore_podstate::observe::Observer;
+use longshore_server::{Figures, Host, NodeMetrics};
 use tokio::sync::watch;
 
-use crate::desired::Desired;
-use crate::metrics::Metrics;
-use crate::observe::Observer;
-use crate::server::{Figures, Host};
 use crate::status::StatusWriter;
 
 /// A pool that has not turned for this long is stuck.
@@ -26,7 +25,7 @@ pub struct View {
     status: StatusWriter,
     observer: Observer,
     pulse: watch::Receiver<Instant>,
-    metrics: Metrics,
+    metrics: NodeMetrics,
     figures: Figures,
 }
 
@@ -37,7 +36,7 @@ impl View {
         status: StatusWriter,
         observer: Observer,
         pulse: watch::Receiver<Instant>,
-        metrics: Metrics,
+        metrics: NodeMetrics,
         figures: Figures,
     ) -> Self {
         Self { desired, status, observer, pulse, metrics, figures }
@@ -83,7 +82,7 @@ impl Host for View {
         })
     }
 
-    fn metrics(&self) -> &Metrics {
+    fn metrics(&self) -> &NodeMetrics {
         &self.metrics
     }
 

@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
+use longshore_config::Config;
 use longshore_cri::Runtime;
+use longshore_machine::Machine;
 use longshore_pod::admission::{Abilities, Error, Sysctls};
-
-use crate::config::Config;
-use crate::registration::Machine;
 
 const APP_ARMOR: &str = "/sys/kernel/security/apparmor";
 const APP_ARMOR_ENABLED: &str = "/sys/module/apparmor/parameters/enabled";

@@ -17,11 +17,15 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
+use longshore_base::time;
+use longshore_client::events::PodEventRecorder;
+use longshore_client::{Item, object};
 use longshore_pod::admission::{
     self as rules, Abilities, Decision, Ledger, NodePressure, NodeView, Terms, Ticket,
 };
 use longshore_pod::spec;
 use longshore_pod::status::Verdict;
+use longshore_resources::managers::Managers;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{debug, info};
@@ -29,10 +33,7 @@ use tracing::{debug, info};
 pub use abilities::abilities;
 pub use seat::{Seat, Way};
 
-use crate::client::{Item, object};
-use crate::resources::managers::Managers;
-use crate::runtime::Announcer;
-use crate::worker::{End, Ender};
+use crate::terminator::{PodTerminator, Termination};
 
 /// How long the node's object may take to come when it is asked for anew.
 const NODE: Duration = Duration::from_secs(5);
@@ -49,9 +50,9 @@ pub struct Sources {
     /// What the node is short of.
     pub pressure: watch::Receiver<NodePressure>,
     /// Events about pods that have to make way.
-    pub announcer: Announcer,
+    pub pod_events: PodEventRecorder,
     /// Ends them.
-    pub ender: Ender,
+    pub terminator: PodTerminator,
     /// Who gives pods CPUs and memory of their own. What a pod got that is refused for something
     /// else, its worker gives back.
     pub managers: Managers,
@@ -246,8 +247,8 @@ impl Admission {
             critical = spec::name(preemptor),
             "pod makes way for a critical one"
         );
-        sources.announcer.pod(&victim.reference(), true, &verdict.reason, &verdict.message);
-        if !sources.ender.end(&victim.uid, End { verdict, grace: None }) {
+        sources.pod_events.pod(&victim.reference(), true, &verdict.reason, &verdict.message);
+        if !sources.terminator.terminate(&victim.uid, Termination { verdict, grace: None }) {
             debug!(pod = victim.name, uid = victim.uid, "pod has ended already");
         }
     }
@@ -284,7 +285,7 @@ impl Known {
             namespace: spec::namespace(pod).to_owned(),
             name: spec::name(pod).to_owned(),
             uid: spec::uid(pod).to_owned(),
-            grace: crate::worker::grace(pod),
+            grace: time::seconds(spec::termination_grace_seconds(pod)),
         }
     }
 

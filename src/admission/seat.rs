@@ -75,8 +75,8 @@ impl Way {
         };
         for pod in late {
             let message = "Container runtime did not kill the pod within specified grace period.";
-            let announcer = &self.shared.sources.announcer;
-            announcer.pod(&pod.reference(), true, "ExceededGracePeriod", message);
+            let pod_events = &self.shared.sources.pod_events;
+            pod_events.pod(&pod.reference(), true, "ExceededGracePeriod", message);
         }
     }
 

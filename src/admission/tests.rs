@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 use std::sync::Barrier;
 
+use longshore_client::events::Recorder;
 use longshore_pod::admission::Sysctls;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::*;
-use crate::events::Recorder;
 
 const CRITICAL: i32 = 2_000_000_000;
 
@@ -30,8 +30,8 @@ fn admission(pressure: NodePressure) -> Admission {
         own: serde_json::from_value(node).unwrap(),
         told: None,
         pressure: watch::channel(pressure).1,
-        announcer: Announcer::new(recorder),
-        ender: Ender::default(),
+        pod_events: PodEventRecorder::new(recorder),
+        terminator: PodTerminator::default(),
         managers: Managers::default(),
     })
 }
@@ -121,7 +121,7 @@ async fn victims_are_ended_with_the_reason() {
     let admission = admission(NodePressure::default());
     let seats: Vec<_> =
         ["a", "b"].iter().map(|uid| admission.admit(&pod(uid, "2", 0)).unwrap()).collect();
-    let orders = admission.shared.sources.ender.listen("b");
+    let orders = admission.shared.sources.terminator.listen("b");
     let _critical = admission.admit(&pod("critical", "1", CRITICAL)).unwrap();
     let end = orders().unwrap();
     assert_eq!((end.verdict.reason.as_str(), end.grace), ("Preempting", None));

@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use longshore_base::time;
+use longshore_client::events::PodEventRecorder;
 use longshore_pod::eviction::REASON;
-use longshore_pod::spec;
+use longshore_pod::spec::{self, describe};
 use longshore_pod::status::Verdict;
+use longshore_podstate::desired::Desired;
+use longshore_podstate::observe::Observer;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::Metrics;
-use crate::desired::Desired;
-use crate::observe::Observer;
-use crate::runtime::{Announcer, describe};
-use crate::worker::{End, Ender};
+use crate::terminator::{PodTerminator, Termination};
 
 /// Grace of a pod that has to go at once.
 pub(super) const AT_ONCE: Duration = Duration::from_secs(1);
@@ -48,8 +48,8 @@ pub(super) struct Evictor {
 struct Shared {
     desired: Desired,
     observer: Observer,
-    ender: Ender,
-    announcer: Announcer,
+    terminator: PodTerminator,
+    pod_events: PodEventRecorder,
     pods_dir: PathBuf,
     /// Pods that were told to go, by UID, and the grace that they were given.
     told: Mutex<HashMap<String, Option<Duration>>>,
@@ -60,13 +60,13 @@ impl Evictor {
     pub(super) fn new(
         desired: Desired,
         observer: Observer,
-        ender: Ender,
-        announcer: Announcer,
+        terminator: PodTerminator,
+        pod_events: PodEventRecorder,
         root_dir: &Path,
         metrics: Metrics,
     ) -> Self {
         let (pods_dir, told) = (root_dir.join("pods"), Mutex::default());
-        let shared = Shared { desired, observer, ender, announcer, pods_dir, told, metrics };
+        let shared = Shared { desired, observer, terminator, pod_events, pods_dir, told, metrics };
         Self { shared: Arc::new(shared) }
     }
 
@@ -103,7 +103,7 @@ impl Evictor {
         }
         let mut verdict = Verdict::failed(REASON, message.clone());
         verdict.disruption = disruption.then(|| message.clone());
-        if !self.shared.ender.end(uid, End { verdict, grace }) {
+        if !self.shared.terminator.terminate(uid, Termination { verdict, grace }) {
             return false;
         }
         if told.insert(uid.to_owned(), grace).is_none() {
@@ -111,7 +111,7 @@ impl Evictor {
         }
         drop(told);
         info!(pod = describe(pod), ?grace, message, "pod is evicted");
-        self.shared.announcer.pod_warning_with(pod, REASON, &message, annotations);
+        self.shared.pod_events.pod_warning_with(pod, REASON, &message, annotations);
         true
     }
 

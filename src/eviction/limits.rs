@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use longshore_pod::eviction::{Layout, exceeded, limits_storage, limits_volumes};
 use longshore_pod::spec;
+use longshore_resources::stats::{Depth, Stats};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::evictor::{AT_ONCE, Evictor, Sentence};
-use crate::stats::{Depth, Stats};
 
 /// How often limits are looked at.
 const PERIOD: Duration = Duration::from_secs(10);

@@ -4,11 +4,11 @@ use std::future::Future;
 use std::time::Duration;
 
 use longshore_base::time;
+use longshore_machine::FileSystem;
 use longshore_pod::eviction::{Layout, Observation, Observations, Resource, Signal, Threshold};
 use longshore_pod::usage::Memory;
+use longshore_resources::stats::{Error, Stats};
 use tracing::debug;
-
-use crate::stats::{Error, FileSystem, Stats};
 
 /// Longest and usual pause between looks, upstream's.
 const CALM: Duration = Duration::from_secs(10);

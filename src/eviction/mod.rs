@@ -23,7 +23,12 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use longshore_client::events::{PodEventRecorder, Recorder};
+use longshore_config::Config;
 use longshore_pod::eviction::{NodePressure, Tracker, pointless};
+use longshore_podstate::desired::Desired;
+use longshore_podstate::observe::Observer;
+use longshore_resources::stats::Stats;
 use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
 use tracing::{info, warn};
@@ -31,13 +36,7 @@ use tracing::{info, warn};
 use self::evictor::Evictor;
 use self::look::Looker;
 use self::relief::{Lack, Outcome, Relief};
-use crate::config::Config;
-use crate::desired::Desired;
-use crate::events::Recorder;
-use crate::observe::Observer;
-use crate::runtime::Announcer;
-use crate::stats::Stats;
-use crate::worker::Ender;
+use crate::terminator::PodTerminator;
 
 pub use self::metrics::Metrics;
 
@@ -79,7 +78,7 @@ pub struct Parts {
     /// What does run.
     pub observer: Observer,
     /// The way to end pods.
-    pub ender: Ender,
+    pub terminator: PodTerminator,
     /// Events about the node.
     pub recorder: Recorder,
     /// What the node can do first.
@@ -92,14 +91,15 @@ pub struct Parts {
 
 /// Watch over the node. Never ends; drop it to stop.
 pub async fn run(config: Arc<Config>, parts: Parts) {
-    let Parts { stats, desired, observer, ender, recorder, reclaim, pressure, metrics } = parts;
+    let Parts { stats, desired, observer, terminator, recorder, reclaim, pressure, metrics } =
+        parts;
     for signal in pointless(&config.eviction.thresholds) {
         let signal = signal.as_str();
         warn!(signal, "evictionSoft means nothing there: it is less than evictionHard");
     }
-    let announcer = Announcer::new(recorder.clone());
+    let pod_events = PodEventRecorder::new(recorder.clone());
     let evictor =
-        Evictor::new(desired, observer, ender, announcer, &config.root_dir, metrics.clone());
+        Evictor::new(desired, observer, terminator, pod_events, &config.root_dir, metrics.clone());
     let relief = Relief {
         stats: stats.clone(),
         evictor: evictor.clone(),

@@ -5,18 +5,17 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use longshore_base::time;
+use longshore_client::events::{EventType, Recorder, node_reference};
 use longshore_pod::eviction::{
     Candidate, Layout, Observations, Reclaims, Resource, Threshold, Tracker, explain, rank,
 };
-use longshore_pod::spec;
+use longshore_pod::spec::{self, describe};
+use longshore_resources::stats::{Depth, Stats};
 use tracing::{debug, info, warn};
 
 use super::evictor::{AT_ONCE, Evictor, Sentence};
 use super::look::Looker;
 use super::{Metrics, Reclaim};
-use crate::events::{EventType, Recorder, node_reference};
-use crate::runtime::describe;
-use crate::stats::{Depth, Stats};
 
 /// How old what pods have on disk may be.
 const DISK_AGE: Duration = Duration::from_secs(10);

@@ -10,14 +10,13 @@ use std::time::Duration;
 
 use longshore_pod::eviction::{Observation, Observations, Signal, Threshold};
 use longshore_pod::usage::Memory;
+use longshore_resources::stats::Stats;
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, trace};
-
-use crate::stats::Stats;
 
 /// Tasks that have stalled for so much of that time (microseconds) are a hint. Who lacks
 /// CAP_SYS_RESOURCE may only ask for windows of whole two seconds.

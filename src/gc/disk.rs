@@ -6,9 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use longshore_cri::Runtime;
+use longshore_machine::FileSystem;
 
 use super::{Error, blocking};
-use crate::stats::FileSystem;
 
 /// Entries of directories that are looked at to find out who fills a disk.
 const MOST_ENTRIES: usize = 200_000;

@@ -16,19 +16,19 @@ use std::path::PathBuf;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use longshore_base::panics;
+use longshore_client::events::{Recorder, node_reference};
+use longshore_config::Config;
 use longshore_cri::Runtime;
+use longshore_podstate::desired::Desired;
+use longshore_podstate::observe::Observer;
+use longshore_runtime::PodRuntime;
 use tracing::warn;
 
 pub use containers::Containers;
 pub use images::Images;
 pub use metrics::Metrics;
 
-use crate::config::Config;
-use crate::desired::Desired;
-use crate::events::{Recorder, node_reference};
 use crate::eviction::Reclaim;
-use crate::observe::Observer;
-use crate::runtime::PodRuntime;
 use crate::status::StatusWriter;
 
 /// What the collectors work with.
@@ -113,7 +113,7 @@ pub fn collectors(config: &Config, parts: Parts) -> Collectors {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A call to the runtime failed.
-    #[error("{}", crate::runtime::go_text(.0))]
+    #[error("{}", .0.go_text())]
     Cri(#[from] longshore_cri::Error),
     /// Some of what was to go is still there: one line for each, in Go's form of a list.
     #[error("{}", aggregate(.0))]
@@ -139,7 +139,7 @@ pub enum Error {
     #[error("wanted to free images older than {age}, encountered errors in image deletion: {}", aggregate(.errors))]
     Old {
         /// The age from which on they go.
-        age: crate::config::GoDuration,
+        age: longshore_config::GoDuration,
         /// Why they do not.
         errors: Vec<String>,
     },

@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use crate::certificates::{BootstrapError, StoreError};
-use crate::client::ClientError;
-use crate::resources::allocation;
-use crate::resources::managers;
-use crate::runtime::UserNamespaceError;
-use crate::server::ServerError;
-use crate::{lock, registration, resources, run_once, systemd};
+use crate::{allocation, lock, run_once, systemd};
+use longshore_client::ClientError;
+use longshore_client::certificates::{BootstrapError, StoreError};
+use longshore_resources as resources;
+use longshore_resources::managers;
+use longshore_runtime::UserNamespaceError;
+use longshore_server::ServerError;
 
 /// Why a node cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -27,7 +27,7 @@ pub enum Error {
     Certificates(#[from] StoreError),
     /// The node has no address.
     #[error(transparent)]
-    Address(#[from] registration::AddressError),
+    Address(#[from] longshore_machine::addresses::AddressError),
     /// The machine's resources cannot be managed as the config says.
     #[error(transparent)]
     Resources(#[from] resources::Error),

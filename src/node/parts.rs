@@ -4,20 +4,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use k8s_openapi::jiff::SignedDuration;
+use longshore_client::events::{EventType, Recorder, node_reference};
+use longshore_config::Config;
 use longshore_cri::{Options, Runtime};
 use longshore_metrics::Registry;
 use longshore_pod::backoff::RESTART_MAX;
 use longshore_pod::resize::Rules;
 use longshore_pod::spec::Gates;
+use longshore_podstate::sources;
+use longshore_podstate::sources::{Source, Update};
+use longshore_runtime as runtime;
+use longshore_runtime::Settings;
 use tokio::sync::mpsc;
 use tracing::warn;
 
 use super::{Error, Rooms};
-use crate::config::Config;
-use crate::events::{EventType, Recorder, node_reference};
 use crate::lock::Lock;
-use crate::runtime::{self, Settings};
-use crate::sources::{self, Source, Update};
 
 /// Waits for the lock file, if there is to be one; `None`: told to stop meanwhile.
 pub(super) async fn hold_lock(

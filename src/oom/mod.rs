@@ -11,13 +11,13 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use longshore_client::events::{EventType, Recorder, node_reference};
 use nix::fcntl::OFlag;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tracing::warn;
 
 use self::kernel_log::{KernelLog, SystemKill};
-use crate::events::{EventType, Recorder, node_reference};
 
 const KERNEL_LOG: &str = "/dev/kmsg";
 /// More than any record has; a read into less fails.

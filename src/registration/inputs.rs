@@ -5,9 +5,8 @@ use k8s_openapi::api::core::v1::{
 };
 use longshore_cri::v1::{RuntimeCondition, StatusResponse, VersionResponse};
 pub(super) use longshore_pod::eviction::NodePressure as Pressure;
+use longshore_volumes::InUse;
 use tokio::sync::watch;
-
-use crate::volumes::InUse;
 
 /// How the container runtime is.
 #[derive(Debug, Clone, PartialEq)]

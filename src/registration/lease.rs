@@ -11,10 +11,9 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, PostParams};
 use kube::{Client, Error};
 use longshore_base::time;
+use longshore_client::{Item, object, optional};
 use tokio::sync::watch;
 use tracing::{info, warn};
-
-use crate::client::{Item, object, optional};
 
 const NAMESPACE: &str = "kube-node-lease";
 /// Pauses between tries while the lease cannot be renewed.

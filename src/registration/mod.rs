@@ -5,10 +5,8 @@
 //!
 //! Current limitations: no devices are told.
 
-mod addresses;
 mod inputs;
 mod lease;
-mod machine;
 mod node;
 mod patch;
 mod startup;
@@ -29,21 +27,19 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::watch_object;
 use kube::{Client, Error as KubeError};
 use longshore_base::time;
+use longshore_client::events::{EventType, Recorder, node_reference};
+use longshore_client::{Item, Reports, object};
+use longshore_config::Config;
+use longshore_machine::{Machine, addresses, disk_capacity};
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
-pub(crate) use self::addresses::host_addresses;
-pub use self::addresses::{AddressError, resolve as resolve_addresses};
 pub use self::inputs::{Feeds, Inputs, RuntimeHealth, channels};
 pub use self::lease::renew as renew_lease;
-pub use self::machine::{Machine, disk_capacity, online_cpus};
 pub use self::startup::Startup;
 use self::status::Facts;
-use crate::client::{Item, Reports, object};
-use crate::config::Config;
-use crate::events::{EventType, Recorder, node_reference};
 
 /// Pauses between tries to register.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -226,7 +222,7 @@ impl Registration {
         if self.addresses.as_ref().is_some_and(|known| addresses::are_local(known)) {
             return;
         }
-        match resolve_addresses(&self.config.node_ips, &self.config.node_name).await {
+        match addresses::resolve(&self.config.node_ips, &self.config.node_name).await {
             Ok(addresses) => self.addresses = Some(addresses),
             Err(error) => warn!("{error}"),
         }

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use longshore_base::version::go_arch;
+use longshore_config::Config;
 use serde_json::{Map, Value, json};
 
 use super::patch::metadata_changes;
-use crate::config::{Config, go_arch};
 
 const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 const PROVIDED_IP: &str = "alpha.kubernetes.io/provided-node-ip";

@@ -10,12 +10,14 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use longshore_base::version::{KUBERNETES_VERSION, go_arch};
+use longshore_config::Config;
+use longshore_machine::Machine;
+use longshore_resources::allocatable;
+use longshore_resources::allocatable::Amounts;
+use longshore_resources::hugepages::binary;
 
 use super::inputs::{Pressure, RuntimeHealth};
-use super::machine::Machine;
-use crate::config::{Config, KUBERNETES_VERSION, go_arch};
-use crate::resources::allocatable::{self, Amounts};
-use crate::resources::hugepages::binary;
 
 /// The most names that one image has in the status.
 const IMAGE_NAMES: usize = 5;
@@ -145,8 +147,9 @@ fn node_info(facts: &Facts<'_>) -> NodeSystemInfo {
         machine_id: machine.machine_id.clone(),
         operating_system: "linux".to_owned(),
         os_image: machine.os_image.clone(),
-        swap: (machine.swap > 0)
-            .then(|| NodeSwapStatus { capacity: i64::try_from(machine.swap).ok() }),
+        swap: (machine.swap > 0).then(|| NodeSwapStatus {
+            capacity: Some(i64::try_from(machine.swap).unwrap_or(i64::MAX)),
+        }),
         system_uuid: machine.system_uuid.clone(),
     }
 }

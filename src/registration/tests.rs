@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
+use std::sync::{LazyLock, Mutex};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -9,11 +9,15 @@ use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use k8s_openapi::api::core::v1::ContainerImage;
+use longshore_config::{Command, from_args};
+use longshore_cri::v1;
+use longshore_generators::{NUMBERS, TIMES, examples, hostile, text};
+use longshore_pod::qos::milli;
+use proptest::prelude::*;
 use serde_json::json;
 use tokio::sync::broadcast;
 
 use super::*;
-use crate::config::{Command, from_args};
 
 /// An apiserver of one node and one lease, with failures on demand.
 #[derive(Clone)]
@@ -193,7 +197,7 @@ async fn a_node_is_made_and_follows_the_health() {
     assert_eq!((&labels["kubernetes.io/hostname"], &labels["zone"]), (&json!("n1"), &json!("a")));
     assert_eq!(
         (&labels["kubernetes.io/os"], &labels["kubernetes.io/arch"]),
-        (&json!("linux"), &json!(crate::config::go_arch()))
+        (&json!("linux"), &json!(longshore_base::version::go_arch()))
     );
     assert_eq!(
         node["metadata"]["annotations"],
@@ -201,7 +205,7 @@ async fn a_node_is_made_and_follows_the_health() {
     );
     assert_eq!(node["spec"]["taints"], json!([{"key": "t", "value": "v", "effect": "NoSchedule"}]));
     let status = &node["status"];
-    assert_eq!(status["nodeInfo"]["kubeletVersion"], crate::config::KUBERNETES_VERSION);
+    assert_eq!(status["nodeInfo"]["kubeletVersion"], longshore_base::version::KUBERNETES_VERSION);
     assert_eq!(status["capacity"]["pods"], "110");
     assert_eq!(status["daemonEndpoints"]["kubeletEndpoint"]["Port"], 10250);
     assert_eq!(
@@ -445,4 +449,211 @@ fn the_runtime_tells_its_health() {
         health.down("no socket").runtime_error.as_deref(),
         Some("container runtime is down: no socket")
     );
+}
+
+fn number() -> impl Strategy<Value = i64> {
+    prop_oneof![4 => prop::sample::select(NUMBERS.to_vec()), 1 => any::<i64>()]
+}
+
+fn amount() -> impl Strategy<Value = u64> {
+    number().prop_map(|number| number as u64)
+}
+
+fn time() -> impl Strategy<Value = Timestamp> {
+    let known = TIMES.iter().filter_map(|time| time.parse().ok()).chain([Timestamp::MAX]);
+    // clocks do not go back so far
+    let first: Timestamp = "0000-01-01T00:00:00Z".parse().unwrap();
+    prop::sample::select(known.filter(|time| *time >= first).collect::<Vec<_>>())
+}
+
+fn any_version() -> impl Strategy<Value = v1::VersionResponse> {
+    (text(), text()).prop_map(|(runtime_name, runtime_version)| v1::VersionResponse {
+        runtime_name,
+        runtime_version,
+        ..v1::VersionResponse::default()
+    })
+}
+
+fn any_runtime() -> impl Strategy<Value = v1::StatusResponse> {
+    let known = prop::sample::select(vec!["RuntimeReady", "NetworkReady"]);
+    let kind = prop_oneof![3 => known.prop_map(str::to_owned), 1 => text()];
+    let condition =
+        (kind, any::<bool>(), text(), text()).prop_map(|(kind, status, reason, message)| {
+            v1::RuntimeCondition { r#type: kind, status, reason, message }
+        });
+    let conditions = prop::option::of(prop::collection::vec(condition, 0..4));
+    let features = prop::option::of((any::<bool>(), any::<bool>()));
+    let handlers = prop::collection::vec((text(), features), 0..4);
+    (conditions, handlers, prop::option::of(any::<bool>())).prop_map(
+        |(conditions, handlers, features)| {
+            let handlers = handlers.into_iter().map(|(name, features)| v1::RuntimeHandler {
+                name,
+                features: features.map(|(mounts, users)| v1::RuntimeHandlerFeatures {
+                    recursive_read_only_mounts: mounts,
+                    user_namespaces: users,
+                }),
+            });
+            v1::StatusResponse {
+                status: conditions.map(|conditions| v1::RuntimeStatus { conditions }),
+                runtime_handlers: handlers.collect(),
+                features: features.map(|policy| v1::RuntimeFeatures {
+                    supplemental_groups_policy: policy,
+                    ..v1::RuntimeFeatures::default()
+                }),
+                ..v1::StatusResponse::default()
+            }
+        },
+    )
+}
+
+fn any_node() -> impl Strategy<Value = Node> {
+    let mut example = examples::node();
+    example["status"]["nodeInfo"] = json!({
+        "architecture": "amd64", "bootID": "b", "containerRuntimeVersion": "r", "kernelVersion": "k",
+        "kubeProxyVersion": "", "kubeletVersion": "v1", "machineID": "m", "operatingSystem": "linux",
+        "osImage": "o", "systemUUID": "u", "swap": {"capacity": 7},
+    });
+    example["status"]["runtimeHandlers"] =
+        json!([{"name": "h", "features": {"userNamespaces": true}}]);
+    example["status"]["features"] = json!({"supplementalGroupsPolicy": true});
+    example["status"]["capacity"]["hugepages-3Mi"] = json!("3Mi");
+    example["metadata"]["labels"]["kubernetes.io/os"] = json!("other");
+    example["metadata"]["annotations"]["alpha.kubernetes.io/provided-node-ip"] = json!("1.2.3.4");
+    example["metadata"]["resourceVersion"] = json!("1");
+    let read = |node: Value| serde_json::from_value::<Node>(node).ok();
+    // what is written of years before 0 nobody reads
+    let again = move |node: Node| read(serde_json::to_value(node).unwrap());
+    hostile(example.clone(), 12).prop_map(move |node| {
+        let node = read(node).and_then(again);
+        node.unwrap_or_else(|| read(example.clone()).unwrap())
+    })
+}
+
+fn any_machine() -> impl Strategy<Value = Machine> {
+    let pages = prop::collection::vec((amount(), amount()), 0..4);
+    let texts = prop::collection::vec(text(), 5);
+    (amount(), amount(), amount(), pages, texts).prop_map(
+        |(cpus, memory, swap, hugepages, texts)| {
+            let [machine_id, system_uuid, boot_id, kernel, os_image] = texts.try_into().unwrap();
+            Machine {
+                cpus,
+                memory,
+                swap,
+                hugepages,
+                machine_id,
+                system_uuid,
+                boot_id,
+                kernel,
+                os_image,
+            }
+        },
+    )
+}
+
+fn any_images() -> impl Strategy<Value = Vec<ContainerImage>> {
+    let names = prop::option::of(prop::collection::vec("[a-z]{1,9}", 0..9));
+    let image = (names, prop::option::of(number()))
+        .prop_map(|(names, size_bytes)| ContainerImage { names, size_bytes });
+    let odd = text().prop_map(|name| ContainerImage { names: Some(vec![name]), size_bytes: None });
+    prop_oneof![
+        4 => prop::collection::vec(image, 0..80),
+        1 => prop::collection::vec(odd, 0..4),
+    ]
+}
+
+/// Configurations whose numbers are at their limits.
+fn configs() -> &'static [Arc<Config>] {
+    static CONFIGS: LazyLock<Vec<Arc<Config>>> = LazyLock::new(|| {
+        vec![
+            config(&[]),
+            config(&["--max-pods=2147483647", "--pods-per-core=2147483647", "--node-labels=a=b"]),
+            config(&[
+                "--kube-reserved=cpu=9223372036854775807,memory=8Ei,ephemeral-storage=8Ei",
+                "--system-reserved=cpu=9223372036854775807,memory=8Ei,pid=9223372036854775807",
+            ]),
+            config(&[
+                "--cloud-provider=external",
+                "--node-ip=10.0.0.1",
+                "--eviction-hard=memory.available<100%",
+            ]),
+            config(&["--node-status-max-images=-1"]),
+            config(&["--node-status-max-images=2147483647", "--max-pods=0"]),
+        ]
+    });
+    &CONFIGS
+}
+
+proptest! {
+    /// Finding 1: what a runtime says of itself.
+    #[test]
+    fn extremes_of_runtimes_are_told(version in any_version(), status in any_runtime(), why in text()) {
+        let health = RuntimeHealth::new(&version, &status);
+        let conditions = status.status.iter().flat_map(|status| &status.conditions);
+        let mut ready = conditions.filter(|condition| condition.r#type == "RuntimeReady");
+        let is_ready = ready.next().is_some_and(|condition| condition.status);
+        prop_assert_eq!(health.runtime_error.is_none(), is_ready);
+        prop_assert_eq!(health.handlers.len(), status.runtime_handlers.len());
+        prop_assert!(health.handlers.is_sorted_by_key(|handler| handler.name.as_deref()));
+        prop_assert!(health.down(&why).runtime_error.is_some_and(|error| error.ends_with(&why)));
+    }
+
+    /// Finding 1: whatever the node object holds, and whatever the machine and its runtime have, the
+    /// status is told, and nothing is left to be told then.
+    #[test]
+    fn extremes_of_nodes_are_put_right_and_told(
+        node in any_node(),
+        machine in any_machine(),
+        (version, status) in (any_version(), any_runtime()),
+        images in any_images(),
+        disk in prop::option::of(amount()),
+        addresses in prop::option::of(prop::collection::vec(any::<IpAddr>(), 0..3)),
+        (pleg, storage) in (prop::option::of(text()), prop::option::of(text())),
+        pressure in (any::<bool>(), any::<bool>(), any::<bool>()),
+        volumes_in_use in prop::collection::vec(text(), 0..3),
+        (now, which) in (time(), any::<prop::sample::Index>()),
+    ) {
+        let config = which.get(configs());
+        for change in [node::reconcile, node::required] {
+            if let Some(changes) = change(config, &node) {
+                let mut object = serde_json::to_value(&node).unwrap();
+                merge(&mut object, changes);
+                prop_assert_eq!(change(config, &serde_json::from_value(object).unwrap()), None);
+            }
+        }
+        let (memory, disk_pressure, pid) = pressure;
+        let facts = Facts {
+            config,
+            machine: &machine,
+            disk,
+            addresses: addresses.as_deref(),
+            runtime: &RuntimeHealth::new(&version, &status),
+            pleg: pleg.as_deref(),
+            storage: storage.as_deref(),
+            pressure: inputs::Pressure { memory, disk: disk_pressure, pid },
+            images: &images,
+            volumes_in_use,
+            now,
+        };
+        let old = node.status.clone().unwrap_or_default();
+        let new = status::node_status(&old, &facts);
+        let (capacity, allocatable) = (new.capacity.clone().unwrap(), new.allocatable.clone().unwrap());
+        for (resource, amount) in &allocatable {
+            let (amount, all) = (milli(amount).unwrap(), milli(&capacity[resource]).unwrap());
+            prop_assert!(amount >= 0 && (amount <= all || all < 0), "{resource}: {amount} {all}");
+        }
+        let told = new.images.as_deref().unwrap();
+        let most = usize::try_from(config.kubelet.node_status_max_images).unwrap_or(usize::MAX);
+        prop_assert_eq!(told.len(), images.len().min(most));
+        prop_assert!(told.iter().flat_map(|image| &image.names).all(|names| names.len() <= 5));
+        let ready = super::condition(&new, "Ready");
+        prop_assert!(ready.is_some_and(|ready| ready.last_heartbeat_time.is_some()));
+        let mut object = json!({"status": old});
+        merge(&mut object, patch::status_patch(&old, &new));
+        let merged: NodeStatus = serde_json::from_value(object["status"].take()).unwrap();
+        let again = status::node_status(&merged, &facts);
+        prop_assert!(!patch::is_news(&merged, &again), "{merged:?} {again:?}");
+        transitions(&old, &new);
+        let made = node::initial(config, new);
+        serde_json::to_vec(&made).unwrap();
+    }
 }

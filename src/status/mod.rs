@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::desired::Desired;
+use longshore_podstate::desired::Desired;
 use metrics::Metrics;
 use write::write;
 

@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
+use longshore_podstate::sources::Source;
+
 use super::*;
-use crate::sources::Source;
 
 fn pod(version: u64, phase: &str) -> Arc<Pod> {
     let pod = json!({

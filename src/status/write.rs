@@ -5,11 +5,10 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Resource;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
+use longshore_client::Item;
 use longshore_pod::spec;
 use serde_json::Value;
 use tracing::{debug, warn};
-
-use crate::client::Item;
 
 use super::{Job, Outcome, patch, version};
 

@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use futures::future::join;
 use k8s_openapi::api::core::v1::Pod;
+use longshore_client::objects::Changed;
 use longshore_pod::observed::{self, Sandbox};
 use longshore_pod::plan::{Reset, Start};
-use longshore_pod::spec;
+use longshore_pod::spec::{self, describe};
+use longshore_runtime::{Error, Present, StartError};
+use longshore_volumes::PodMounts;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
@@ -15,9 +18,6 @@ use super::Tools;
 use super::place::Place;
 use super::steps::{Failure, Outcome};
 use super::stop::{Farewell, stop};
-use crate::objects::Changed;
-use crate::runtime::{Error, Present, StartError, describe};
-use crate::volumes::PodMounts;
 
 /// What every step works with.
 #[derive(Clone)]
@@ -71,7 +71,7 @@ impl Hands {
 
     async fn mounted(&self) -> Result<Arc<PodMounts>, Failure> {
         let mounted = Box::pin(self.tools.volumes.mount(&self.pod)).await;
-        let failed = |error: crate::volumes::Error| Failure {
+        let failed = |error: longshore_volumes::Error| Failure {
             reason: error.reason(),
             message: error.to_string(),
             rejects: error.rejects(),

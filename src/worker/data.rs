@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::SignedDuration;
+use longshore_client::objects::{Changed, Changes};
 use longshore_pod::Timestamp;
 use longshore_pod::backoff::Backoff;
+use longshore_pod::spec::describe;
+use longshore_volumes::{PodMounts, used};
 use tracing::debug;
 
 use super::Tools;
 use super::steps::Subject;
 use super::task::Task;
-use crate::objects::{Changed, Changes};
-use crate::runtime::describe;
-use crate::volumes::{PodMounts, used};
 
 /// Pauses after a refresh that failed, as upstream's.
 const RETRY_BASE: SignedDuration = SignedDuration::from_millis(500);
@@ -101,7 +101,7 @@ impl Task {
             return;
         };
         debug!(pod = describe(&self.pod), message, "volumes not refreshed");
-        self.tools.announcer.pod(&self.pod, true, "FailedMount", &message);
+        self.tools.pod_events.pod(&self.pod, true, "FailedMount", &message);
         self.data.retries.next(&(), now, now);
         let delay = self.data.retries.delay(&());
         self.data.retry_at = Some(now.checked_add(delay).unwrap_or(Timestamp::MAX));

@@ -5,23 +5,19 @@ use std::time::Duration;
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Pod;
 use longshore_base::time;
+use longshore_pod::spec::describe;
 use longshore_pod::{Timestamp, spec};
+use longshore_runtime::Error;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use super::steps::Subject;
 use super::task::{Task, Wake};
 use super::{Phase, Why};
-use crate::runtime::{Error, describe};
 
-/// Grace of a pod that does not say (seconds).
-const DEFAULT_GRACE: i64 = 30;
-
-/// How long the pod's containers may take to stop. A forced end still sends the stop signal.
-pub(crate) fn grace(pod: &Pod) -> Duration {
-    let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
-    let seconds = pod.metadata.deletion_grace_period_seconds.or(own).unwrap_or(DEFAULT_GRACE);
-    time::seconds(seconds.max(1))
+/// How long the pod's containers may take to stop.
+pub(super) fn grace(pod: &Pod) -> Duration {
+    time::seconds(spec::termination_grace_seconds(pod))
 }
 
 /// What is in the way of an end that is tried again and again: worth a line when it is new.

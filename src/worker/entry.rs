@@ -71,7 +71,7 @@ impl Task {
     }
 
     fn refuse(&mut self, verdict: &Verdict) {
-        self.tools.announcer.pod(&self.pod, true, &verdict.reason, &verdict.message);
+        self.tools.pod_events.pod(&self.pod, true, &verdict.reason, &verdict.message);
         self.told = status::rejected(&self.pod, verdict, Timestamp::now());
         self.refused = true;
     }

@@ -7,7 +7,6 @@
 mod act;
 mod data;
 mod end;
-mod ender;
 mod entry;
 mod metrics;
 mod place;
@@ -21,36 +20,11 @@ mod sync;
 mod task;
 mod tell;
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
-use longshore_pod::status::Verdict;
-
-pub(crate) use end::grace;
-pub use ender::Ender;
 pub use metrics::Metrics;
 pub use place::Places;
 pub use pool::{Pool, Tools};
-
-/// A decision to end a pod for a reason of the node's own: eviction, preemption, shutdown, deadline.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct End {
-    /// What its status says, once nothing of it runs any more.
-    pub verdict: Verdict,
-    /// How long its containers may take, if not as long as the pod itself allows.
-    pub grace: Option<Duration>,
-}
-
-/// What the worker of a pod is asked for.
-#[derive(Clone, Debug)]
-struct Order {
-    pod: Arc<Pod>,
-    /// The pod is gone from its source: leave nothing of it.
-    gone: bool,
-    /// The pod is to end, for this reason.
-    end: Option<End>,
-}
 
 /// Where a pod is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,27 +8,27 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use longshore_base::panics::Panicked;
+use longshore_client::events::PodEventRecorder;
 use longshore_pod::observed::ObservedPod;
 use longshore_pod::spec::{self, Gates};
+use longshore_podstate::desired::{Change, Desired};
+use longshore_podstate::observe::Observer;
+use longshore_runtime::probes::Probes;
+use longshore_runtime::{PodRuntime, Settings};
+use longshore_volumes::Volumes;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use super::Order;
-use super::ender::Ender;
 use super::metrics::Metrics;
 use super::place::Places;
 use super::supervisor::{Happened, Start, Supervisor};
 use super::task::Task;
 use crate::admission::Admission;
-use crate::desired::{Change, Desired};
-use crate::observe::Observer;
-use crate::probes::Probes;
-use crate::resources::allocation::Allocation;
-use crate::runtime::{Announcer, PodRuntime, Settings};
+use crate::allocation::Allocation;
 use crate::status::StatusWriter;
-use crate::volumes::Volumes;
+use crate::terminator::{Order, PodTerminator};
 
 /// How often the pool shows that it turns.
 const BEAT: Duration = Duration::from_secs(10);
@@ -46,11 +46,11 @@ pub struct Tools {
     /// The volumes of pods.
     pub volumes: Volumes,
     /// Events.
-    pub announcer: Announcer,
+    pub pod_events: PodEventRecorder,
     /// The node's settings.
     pub settings: Arc<Settings>,
     /// Secrets and config maps.
-    pub objects: crate::objects::Objects,
+    pub objects: longshore_client::objects::Objects,
     /// The runtime's name, as in `containerd://id`.
     pub runtime_name: String,
     /// Longest delay before a container is started again.
@@ -73,7 +73,7 @@ pub struct Tools {
 pub struct Pool {
     tools: Arc<Tools>,
     desired: Desired,
-    workers: Ender,
+    workers: PodTerminator,
     /// Pods that wait for an earlier one to come to its end, by UID.
     waiting: HashMap<String, Arc<Pod>>,
     supervisor: Supervisor,
@@ -84,7 +84,7 @@ pub struct Pool {
 
 impl Pool {
     /// A pool without workers, that will be reached by `workers`.
-    pub fn new(tools: Arc<Tools>, desired: Desired, workers: Ender) -> Self {
+    pub fn new(tools: Arc<Tools>, desired: Desired, workers: PodTerminator) -> Self {
         Self {
             tools,
             desired,
@@ -97,7 +97,7 @@ impl Pool {
     }
 
     /// The handle by which other rooms end pods.
-    pub fn ender(&self) -> Ender {
+    pub fn terminator(&self) -> PodTerminator {
         self.workers.clone()
     }
 
@@ -167,7 +167,7 @@ impl Pool {
         match workers.get(&uid) {
             Some(worker) => worker.send_modify(|order| order.pod = pod),
             None => {
-                let order = watch::Sender::new(Order { pod, gone: false, end: None });
+                let order = watch::Sender::new(Order { pod, gone: false, termination: None });
                 workers.insert(uid.clone(), order);
                 drop(workers);
                 self.start(Start { uid, is_orphan: false });
@@ -197,7 +197,7 @@ impl Pool {
         let (name, namespace) = (spec::name(&pod), spec::namespace(&pod));
         error!(pod = name, namespace, uid, "the worker of a pod was ended by a panic");
         let message = format!("error syncing pod: {panicked}");
-        self.tools.announcer.pod(&pod, true, "FailedSync", &message);
+        self.tools.pod_events.pod(&pod, true, "FailedSync", &message);
     }
 
     /// A pod has left nothing: it makes way for itself, if it was set again meanwhile, or for the
@@ -253,7 +253,7 @@ impl Pool {
         let (pod, namespace) = (&observed.name, &observed.namespace);
         info!(pod, namespace, uid, "pod is there and should not be");
         let pod = Arc::new(orphan(observed));
-        let order = watch::Sender::new(Order { pod, gone: true, end: None });
+        let order = watch::Sender::new(Order { pod, gone: true, termination: None });
         workers.insert(uid.clone(), order);
         drop(workers);
         self.start(Start { uid: uid.clone(), is_orphan: true });
@@ -321,7 +321,7 @@ mod tests {
             (pod("b", "p", "file"), pod("a", "p", "api"), false, false),
             (pod("b", "p", "api"), pod("a", "p", "file"), false, false),
         ] {
-            let order = Order { pod: worker.clone(), gone, end: None };
+            let order = Order { pod: worker.clone(), gone, termination: None };
             let waits = must_wait(&new, std::iter::once(&order));
             assert_eq!(waits, expected, "{new:?} after {worker:?}");
         }

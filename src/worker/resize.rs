@@ -4,19 +4,20 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::allocation;
 use k8s_openapi::api::core::v1::Pod;
+use longshore_client::objects::Changed;
 use longshore_pod::observed::ObservedPod;
 use longshore_pod::plan::{Plan, Resize};
 use longshore_pod::resize::{self, InProgress, PodResources};
+use longshore_pod::spec::describe;
 use longshore_pod::{Timestamp, spec};
+use longshore_runtime::PodRuntime;
 use tracing::debug;
 
 use super::act::Hands;
 use super::steps::{Outcome, Resized, Subject};
 use super::task::Task;
-use crate::objects::Changed;
-use crate::resources::allocation;
-use crate::runtime::{PodRuntime, describe};
 
 /// What pauses after failures are counted under; no container has that name.
 const RETRIES: &str = "/resize";
@@ -145,7 +146,7 @@ impl Task {
         let generation = resized.generation;
         let announce = |warning, reason, what, error: &str| {
             let text = resize::message(what, &self.pod, generation, error);
-            self.tools.announcer.pod(&self.pod, warning, reason, &text);
+            self.tools.pod_events.pod(&self.pod, warning, reason, &text);
         };
         match resized.result {
             Ok(false) => resizing.retry_at = None,
@@ -180,7 +181,7 @@ impl Hands {
 
     async fn carry_out(&self, step: &Step, raised: &mut bool) -> Result<(), String> {
         let (runtime, allocation) = (&self.tools.runtime, &self.tools.allocation);
-        let failed = |error: crate::runtime::Error| error.to_string();
+        let failed = |error: longshore_runtime::Error| error.to_string();
         let ceiling = resize::ceiling(&self.pod, &step.actuated);
         runtime.resize_pod(&ceiling, &step.sandbox_id).await.map_err(failed)?;
         *raised = true;

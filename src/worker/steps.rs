@@ -8,13 +8,12 @@ use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use longshore_base::panics;
+use longshore_client::objects::Changed;
 use longshore_pod::Timestamp;
+use longshore_runtime::{Present, StartError};
+use longshore_volumes::PodMounts;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-
-use crate::objects::Changed;
-use crate::runtime::{Present, StartError};
-use crate::volumes::PodMounts;
 
 /// A step that panicked is not begun again before.
 const AFTER_PANIC: Duration = Duration::from_secs(10);

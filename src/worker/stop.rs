@@ -7,13 +7,12 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use longshore_base::time;
 use longshore_pod::observed::{self, ObservedPod};
-use longshore_pod::spec;
+use longshore_pod::spec::{self, describe};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::debug;
 
 use super::Tools;
-use crate::runtime::describe;
 
 /// Every container is given this long between the stop signal and the kill, whatever its hook left.
 const LEAST: Duration = Duration::from_secs(2);
@@ -86,7 +85,7 @@ pub(super) async fn stop(
     let mut observed = tools.observer.subscribe(spec::uid(&pod));
     if run.is_running() {
         if let Some((kind, _)) = spec::container(&pod, &run.name) {
-            tools.announcer.container(&pod, kind, &run.name, false, "Killing", &message);
+            tools.pod_events.container(&pod, kind, &run.name, false, "Killing", &message);
         }
         if hook {
             let grace = deadline.left();
@@ -121,7 +120,7 @@ pub(super) async fn stop(
         };
         debug!(pod = describe(&pod), container = run.name, error, "container not stopped yet");
         let message = format!("error killing pod: {error}");
-        tools.announcer.pod(&pod, true, "FailedKillPod", &message);
+        tools.pod_events.pod(&pod, true, "FailedKillPod", &message);
         tokio::select! {
             () = sleep(pause) => {}
             // However it came about: it is what was wanted.

@@ -8,8 +8,9 @@ use k8s_openapi::jiff::Timestamp;
 use longshore_pod::observed::{ObservedPod, State};
 use longshore_pod::spec;
 
+use super::Phase;
 use super::metrics::{Metrics, is_static};
-use super::{Order, Phase};
+use crate::terminator::Order;
 
 /// The clock of one worker.
 #[derive(Debug)]
@@ -279,7 +280,7 @@ mod tests {
         let registry = Registry::default();
         let mut stopwatch = Metrics::new(&registry).stopwatch();
         let pod = Arc::new(pod(json!({"containers": []})));
-        let mut order = Order { pod, gone: false, end: None };
+        let mut order = Order { pod, gone: false, termination: None };
         let workers = |page: &Page, lifecycle, config| {
             let labels = [("lifecycle", lifecycle), ("config", config), ("static", "")];
             page.sum("kubelet_working_pods", &labels)

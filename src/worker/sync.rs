@@ -2,20 +2,22 @@
 
 use std::time::Duration;
 
+use crate::terminator::Termination;
 use k8s_openapi::jiff::SignedDuration;
 use longshore_pod::deadline::{Deadline, deadline};
 use longshore_pod::observed::{ObservedPod, State};
 use longshore_pod::plan::{self, Kill, Plan, Reset, SandboxStep, Start, plan, usable_sandbox};
+use longshore_pod::spec::describe;
 use longshore_pod::status;
 use longshore_pod::{Timestamp, spec};
+use longshore_runtime::backoff_message;
 
+use super::Why;
 use super::act::{Beginning, Volumes};
 use super::end::grace;
 use super::steps::{Outcome, Subject};
 use super::stop::{self, Farewell};
 use super::task::{Task, Wait, Wake};
-use super::{End, Why};
-use crate::runtime::{backoff_message, describe};
 
 impl Task {
     /// One turn. Gives what to wait for; nothing, if the next turn is due at once.
@@ -63,8 +65,8 @@ impl Task {
             Deadline::None => None,
             Deadline::Due(at) => Some(at),
             Deadline::Over(verdict) => {
-                self.tools.announcer.pod(&self.pod, false, &verdict.reason, &verdict.message);
-                self.decide(End { verdict, grace: None });
+                self.tools.pod_events.pod(&self.pod, false, &verdict.reason, &verdict.message);
+                self.decide(Termination { verdict, grace: None });
                 return None;
             }
         };
@@ -90,7 +92,7 @@ impl Task {
     }
 
     /// End the pod for a reason of the node's own.
-    pub(super) fn decide(&mut self, end: End) {
+    pub(super) fn decide(&mut self, end: Termination) {
         let allowed = end.grace.unwrap_or_else(|| grace(&self.pod));
         self.verdict.get_or_insert(end.verdict);
         self.begin_end(allowed, Why::Decided);
@@ -136,7 +138,7 @@ impl Task {
                 let name = &container.name;
                 let pod = describe(&self.pod);
                 let text = format!("Back-off restarting failed container {name} in pod {pod}");
-                self.tools.announcer.container(&self.pod, kind, name, true, "BackOff", &text);
+                self.tools.pod_events.container(&self.pod, kind, name, true, "BackOff", &text);
             }
             let wait = Wait { reason: CRASH_LOOP.to_owned(), message, until: None };
             self.waiting.insert(waiting.name.clone(), wait);
@@ -238,7 +240,7 @@ impl Task {
         {
             self.lost_sandbox.clone_from(&lost.id);
             let message = "Pod sandbox changed, it will be killed and re-created.";
-            self.tools.announcer.pod(&self.pod, false, "SandboxChanged", message);
+            self.tools.pod_events.pod(&self.pod, false, "SandboxChanged", message);
             self.steps.recall_all();
             self.forgive_ends_with(observed, &lost.id);
         }

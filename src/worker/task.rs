@@ -4,14 +4,19 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::allocation::Decision;
+use crate::terminator::{Order, Termination};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use k8s_openapi::jiff::SignedDuration;
 use longshore_pod::backoff::{Backoff, RESTART_BASE};
 use longshore_pod::observed::ObservedPod;
 use longshore_pod::plan::BackoffKey;
 use longshore_pod::probes::ProbeResults;
+use longshore_pod::spec::describe;
 use longshore_pod::status::{self, Verdict};
 use longshore_pod::{Timestamp, spec};
+use longshore_runtime::Present;
+use longshore_volumes::PodMounts;
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep};
 use tracing::debug;
@@ -24,11 +29,8 @@ use super::place::Place;
 use super::resize::Resizing;
 use super::steps::{Outcome, Steps};
 use super::stopwatch::Stopwatch;
-use super::{End, Order, Phase, Tools, Why};
+use super::{Phase, Tools, Why};
 use crate::admission::Seat;
-use crate::resources::allocation::Decision;
-use crate::runtime::{Present, describe};
-use crate::volumes::PodMounts;
 
 /// Pauses after a step that failed.
 const RETRY_BASE: SignedDuration = SignedDuration::from_millis(200);
@@ -202,7 +204,7 @@ impl Task {
             self.asks(order.pod);
         }
         let mut allowed = grace(&self.pod);
-        if let Some(end) = order.end {
+        if let Some(end) = order.termination {
             self.verdict.get_or_insert(end.verdict);
             if let Some(own) = end.grace {
                 let deletion = self.pod.metadata.deletion_grace_period_seconds;
@@ -283,7 +285,7 @@ impl Task {
                     return self.reject(reason, &message);
                 }
                 self.mount_failed |= matches!(reason, "FailedMount" | "FailedMapVolume");
-                self.tools.announcer.pod(&self.pod, true, reason, &message);
+                self.tools.pod_events.pod(&self.pod, true, reason, &message);
                 self.trouble = Some(message);
                 self.retry_at = Some(self.next_retry("", now));
             }
@@ -292,9 +294,9 @@ impl Task {
 
     /// The pod cannot run on this node, and says so for whoever makes another.
     fn reject(&mut self, reason: &str, message: &str) {
-        self.tools.announcer.pod(&self.pod, true, reason, message);
+        self.tools.pod_events.pod(&self.pod, true, reason, message);
         let verdict = Verdict::failed(reason, format!("Pod was rejected: {message}"));
-        self.decide(End { verdict, grace: None });
+        self.decide(Termination { verdict, grace: None });
     }
 
     /// What the pod as a whole needs is there (again).
@@ -325,7 +327,7 @@ impl Task {
         let why = self.tools.observer.trouble(spec::uid(&self.pod));
         let why = why.as_deref().unwrap_or("the runtime does not answer");
         let message = format!("error determining status: {why}");
-        self.tools.announcer.pod(&self.pod, true, "FailedSync", &message);
+        self.tools.pod_events.pod(&self.pod, true, "FailedSync", &message);
         Wake(None)
     }
 

@@ -330,7 +330,69 @@ impl ServerCertVerifier for TakeAny {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    use rustls::ServerConfig;
+    use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+    use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
+
     use super::*;
+    use crate::pki::Pki;
+
+    /// A CA, and its certificate in a file.
+    fn authority(file: &Path) -> Issuer<'static, KeyPair> {
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        std::fs::write(file, params.self_signed(&key).unwrap().pem()).unwrap();
+        Issuer::new(params, key)
+    }
+
+    /// A port that shows a certificate for that address, and takes connections for ever.
+    async fn node(ca: &Issuer<'static, KeyPair>, address: &str) -> Endpoint {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![address.to_owned()]).unwrap();
+        let chain = vec![params.signed_by(&key, ca).unwrap().der().clone()];
+        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+        let config = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            let acceptor = TlsAcceptor::from(Arc::new(config));
+            while let Ok((stream, _)) = listener.accept().await {
+                let _ = acceptor.accept(stream).await;
+            }
+        });
+        Endpoint { host: "127.0.0.1".to_owned(), port }
+    }
+
+    /// Finding 10: who is not the node does not get what is sent to it.
+    #[tokio::test]
+    async fn serving_certificates_of_nodes_are_verified() {
+        let dir = tempfile::tempdir().unwrap();
+        let identity = Pki::open(dir.path()).unwrap().client("kubelet", "k", None).unwrap();
+        let file = |name: &str| dir.path().join(name);
+        let (ours, other) = (authority(&file("ours.crt")), authority(&file("other.crt")));
+        let own = "127.0.0.1:1".parse().unwrap();
+        let client = |files: &[PathBuf]| KubeletClient::new(&identity, files, own).unwrap();
+        let verifying = client(&[file("ours.crt")]);
+        let good = node(&ours, "127.0.0.1").await;
+        assert!(verifying.connect(&good, false).await.is_ok());
+        for bad in [node(&other, "127.0.0.1").await, node(&ours, "127.0.0.2").await] {
+            let refused = verifying.connect(&bad, false).await.err().unwrap().to_string();
+            assert!(refused.contains("certificate"), "{refused}");
+            // as the parameter insecureSkipTLSVerifyBackend asks for
+            assert!(verifying.connect(&bad, true).await.is_ok());
+            assert!(client(&[]).connect(&bad, false).await.is_ok(), "no CA is known");
+        }
+        let both = client(&[file("ours.crt"), file("other.crt")]);
+        assert!(both.connect(&node(&other, "127.0.0.1").await, false).await.is_ok());
+    }
 
     /// CVE-2022-3294, CVE-2020-8562.
     #[test]

@@ -9,13 +9,14 @@ use longshore_apiserver::args::{Cli, Command, KubeconfigArgs, ServeArgs};
 use longshore_apiserver::pki::Pki;
 use longshore_apiserver::{Server, kubeconfig};
 use longshore_base::output::{self, Stderr};
-use longshore_base::panics;
+use longshore_base::{memory, panics};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     panics::install();
+    memory::limit_arenas();
     match run(&Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -66,6 +67,7 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         }
         stopper.cancel();
     });
+    tokio::spawn(memory::release_after_peaks());
     server.run(stop).await;
     tracing::info!("stopped");
     Ok(())

@@ -9,8 +9,10 @@ use tokio::task::block_in_place;
 
 /// From this many bytes on, work counts as large. Below, changing threads costs more than the work.
 pub(crate) const LARGE: usize = 64 << 10;
+/// How many requests of one kind of callers do large work at a time.
+pub(crate) const AT_A_TIME: usize = 2;
 /// The most threads that large work takes: the runtime's blocking threads serve the store as well.
-const MOST_THREADS: usize = 6;
+const MOST_THREADS: usize = 3 * AT_A_TIME;
 
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 

@@ -79,8 +79,18 @@ async fn head(stream: &mut TlsStream<TcpStream>) -> String {
 
 /// One connection of HTTP/2.
 async fn http2(cluster: &Cluster, user: Option<&str>) -> SendRequest<Full<Bytes>> {
+    http2_with(cluster, user, 64 << 10).await
+}
+
+/// One connection of HTTP/2, on which so many bytes of each answer may be sent.
+async fn http2_with(
+    cluster: &Cluster,
+    user: Option<&str>,
+    window: u32,
+) -> SendRequest<Full<Bytes>> {
     let stream = connect(cluster, user, "h2").await;
     let handshake = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(window)
         .handshake(TokioIo::new(stream));
     let (sender, connection) = handshake.await.unwrap();
     tokio::spawn(connection);
@@ -116,6 +126,33 @@ async fn idle_strangers_keep_nobody_out() {
     assert!(is_served(&cluster).await);
     let mut first = strangers.swap_remove(0);
     assert_eq!(head(&mut first).await, "", "the oldest was closed");
+}
+
+// Finding 8: who asks for what is refused, and does not read that, had the server hold all of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_nobody_reads_end_their_connection() {
+    const MOST: usize = 512;
+    let cluster = Cluster::start().await;
+    let (mut unread, mut senders) = (Vec::new(), Vec::new());
+    let refused = loop {
+        let mut sender = http2_with(&cluster, Some("kubernetes-admin"), 0).await;
+        let mut asking = Vec::new();
+        for _ in 0..200 {
+            let request = Request::get(uri("/api/v1/none")).body(Full::default()).unwrap();
+            asking.push(sender.send_request(request));
+        }
+        let answers = timeout(ANSWER_TIME, futures::future::join_all(asking)).await.unwrap();
+        let (held, lost): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
+        unread.extend(held.into_iter().map(Result::unwrap));
+        if !lost.is_empty() {
+            break lost.len();
+        }
+        assert!(unread.iter().all(|answer| answer.status() == 404) && unread.len() <= MOST);
+        // a connection without its sender would end
+        senders.push(sender);
+    };
+    assert!(refused > 0 && unread.len() >= MOST / 2, "{refused} {}", unread.len());
+    assert!(is_served(&cluster).await);
 }
 
 // Finding 8: nor do the connections of one user keep out others.

@@ -36,6 +36,11 @@ impl Holder {
         Self { name: name.into(), priority }
     }
 
+    /// Its name.
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
     /// Which part of a budget it may use.
     #[must_use]
     pub fn priority(&self) -> Priority {

@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::oneshot;
 
-use crate::budget::{Budget, Holder, Share};
+use crate::budget::{Budget, Holder, Priority, Share};
 
 /// How long a peer may take for the TLS handshake, and then for the head of its first request.
 pub const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
@@ -28,6 +28,10 @@ pub const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 pub const MAX_RESET_STREAMS: usize = 20;
 /// See [`MAX_RESET_STREAMS`].
 pub const MAX_ERROR_STREAMS: usize = 128;
+/// Refused requests of all connections whose answers have not been sent yet. Requests that are let in
+/// have limits of their own; without this one, a client that reads no answers could have any number of
+/// requests held.
+const REFUSALS: u64 = 1024;
 /// How many bytes of request bodies a connection of HTTP/2 buffers that nobody has read yet.
 pub const RECEIVE_WINDOW: u32 = 256 << 10;
 
@@ -66,6 +70,7 @@ pub struct ConnectionLimiter {
     unauthorized: Mutex<Unauthorized>,
     most_unauthorized: usize,
     authorized: Arc<Budget>,
+    refusals: Arc<Budget>,
 }
 
 #[derive(Debug, Default)]
@@ -97,6 +102,7 @@ impl ConnectionLimiter {
             unauthorized: Mutex::default(),
             most_unauthorized: limits.unauthorized,
             authorized: Budget::new(limits.authorized as u64, limits.reserved as u64),
+            refusals: Budget::new(REFUSALS, 0),
         })
     }
 
@@ -110,7 +116,8 @@ impl ConnectionLimiter {
         let mut unauthorized = self.unauthorized();
         let number = unauthorized.next;
         unauthorized.next = number.wrapping_add(1);
-        unauthorized.connections.insert(number, (network(address), close));
+        let peer = network(address);
+        unauthorized.connections.insert(number, (peer, close));
         if unauthorized.connections.len() > self.most_unauthorized
             && let Some(oldest) = unauthorized.evict()
         {
@@ -118,8 +125,12 @@ impl ConnectionLimiter {
             let _ = oldest.send(());
         }
         drop(unauthorized);
-        let connection =
-            Arc::new(Connection { limiter: Arc::clone(self), number, share: OnceLock::new() });
+        let connection = Arc::new(Connection {
+            limiter: Arc::clone(self),
+            number,
+            peer: Holder::new(&peer.to_string(), Priority::Ordinary),
+            share: OnceLock::new(),
+        });
         let evicted = async move {
             if closed.await.is_err() {
                 // it was authorized
@@ -149,6 +160,8 @@ fn network(address: IpAddr) -> IpAddr {
 pub struct Connection {
     limiter: Arc<ConnectionLimiter>,
     number: u64,
+    /// The address that it comes from.
+    peer: Holder,
     /// Held from the first authorized request on.
     share: OnceLock<Share>,
 }
@@ -168,6 +181,19 @@ impl Connection {
         let _ = self.share.set(share);
         self.limiter.unauthorized().connections.remove(&self.number);
         true
+    }
+
+    /// The address that it comes from, as a holder of budgets.
+    #[must_use]
+    pub fn peer(&self) -> &Holder {
+        &self.peer
+    }
+
+    /// A request is refused: to be held until the answer is sent. `None`: the peer has left too many
+    /// such answers unread, and its connection is to be closed.
+    #[must_use]
+    pub fn refuse(&self) -> Option<Share> {
+        self.limiter.refusals.take(&self.peer, 1)
     }
 
     /// Whether a request passed authorization.
@@ -306,6 +332,20 @@ mod tests {
             next.by_ref().take(100).map(|i| accept(&limiter, &format!("fd00::{i:x}"))).collect();
         assert!(!is_over(&mut honest_evicted), "a /64 is one peer");
         drop(crowd);
+    }
+
+    // Finding 8
+    #[test]
+    fn answers_that_nobody_reads_are_few() {
+        let limiter = ConnectionLimiter::new(Limits::DEFAULT);
+        let connections: Vec<_> = (0..20).map(|_| accept(&limiter, "10.0.0.1")).collect();
+        let refuse = |connection: &Arc<Connection>| connection.refuse();
+        let held: Vec<_> = connections.iter().cycle().map_while(|one| refuse(&one.0)).collect();
+        assert_eq!(held.len(), 512, "half of all");
+        let (other, _) = accept(&limiter, "10.0.0.2");
+        assert!(other.refuse().is_some());
+        drop(held);
+        assert!(connections[0].0.refuse().is_some(), "those that were sent count no more");
     }
 
     #[test]

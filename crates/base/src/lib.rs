@@ -1,14 +1,21 @@
-//! What every part of Longshore needs and nothing of Kubernetes: arithmetic on times that cannot
-//! overflow ([`time`]), trees of directories of any depth
-//! ([`trees`]), output that cannot fail ([`output`]), panics that end one
-//! piece of work ([`panics`]), and what a caller may hold of
-//! a server ([`connections`], [`budget`]).
+//! What every part of Longshore needs and nothing of Kubernetes' objects: arithmetic on times that
+//! cannot overflow ([`time`]), a rate limit ([`rate`]), files that are replaced whole ([`files`]) and
+//! trees of directories of any depth ([`trees`]), output that cannot fail ([`output`]), the log
+//! ([`logging`]), memory that goes back to the kernel ([`memory`]), panics that end one piece of work
+//! ([`panics`]), what a caller may hold of a server ([`connections`], [`budget`], [`turns`]), and the
+//! release of Kubernetes ([`version`]).
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
 pub mod budget;
 pub mod connections;
+pub mod files;
+pub mod logging;
+pub mod memory;
 pub mod output;
 pub mod panics;
+pub mod rate;
 pub mod time;
 pub mod trees;
+pub mod turns;
+pub mod version;

@@ -23,7 +23,6 @@ mod process;
 mod proxy;
 mod report;
 mod restart;
-mod scrape;
 mod server;
 mod statistics;
 mod volumes;

@@ -2,6 +2,8 @@
 //!
 //! Asks the read-only port, which serves figures as 10250 does but without encryption and leave, so
 //! that these are not what is measured.
+mod scrape;
+
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -14,11 +16,11 @@ use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use self::scrape::Scrapes;
 use crate::Args;
 use crate::burst;
 use crate::cluster::Cluster;
 use crate::process::Memory;
-use crate::scrape::{self, Scrapes};
 use crate::statistics::Spread;
 
 /// How often the summary is asked for.

@@ -87,6 +87,19 @@ impl Error {
         }
     }
 
+    /// The error in the words in which users and their tools know it: those of Go's gRPC.
+    #[must_use]
+    pub fn go_text(&self) -> String {
+        let (code, message) = match self {
+            Self::Status { code, message, .. } => (format!("{code:?}"), message),
+            Self::Unavailable { message, .. } => ("Unavailable".to_owned(), message),
+            Self::DeadlineExceeded { message, .. } => ("DeadlineExceeded".to_owned(), message),
+            other => return other.to_string(),
+        };
+        let code = if code == "Cancelled" { "Canceled" } else { &code };
+        format!("rpc error: code = {code} desc = {message}")
+    }
+
     /// The thing asked for does not exist (any more).
     #[must_use]
     pub fn is_not_found(&self) -> bool {

@@ -1,6 +1,7 @@
 use std::thread;
 use std::time::Duration;
 
+use longshore_generators::{NUMBERS, text};
 use proptest::prelude::*;
 
 use super::parse::{Page, parse};
@@ -215,5 +216,56 @@ proptest! {
             let found = page.sum("a_bytes", &labels).unwrap();
             prop_assert!(found == *value || (found.is_nan() && value.is_nan()));
         }
+    }
+}
+
+fn value() -> impl Strategy<Value = f64> {
+    let odd = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MAX, f64::MIN, -0.0, 5e-324];
+    let limits = NUMBERS.map(|number| number as f64);
+    let limits = limits.into_iter().chain(odd).collect::<Vec<_>>();
+    prop_oneof![3 => prop::sample::select(limits), 1 => any::<f64>()]
+}
+
+proptest! {
+    /// Finding 1: whatever is counted and measured, and whatever it is labelled with, the page can
+    /// be read.
+    #[test]
+    fn extremes_of_figures_make_a_page(
+        labels in proptest::collection::vec((text(), text()), 1..4),
+        values in proptest::collection::vec(value(), 0..12),
+        counts in proptest::collection::vec(
+            prop_oneof![Just(u64::MAX), Just(1), any::<u64>()], 1..4),
+        took in prop_oneof![Just(Duration::MAX), any::<u64>().prop_map(Duration::from_nanos)],
+        at in prop::sample::select(NUMBERS.to_vec()),
+        help in text(),
+    ) {
+        let registry = Registry::default();
+        let (one, two) = &labels[0];
+        let counters = registry.counters("a_total", "of a", ["one", "two"]);
+        let gauges = registry.gauges("b", "of b", ["one", "two"]);
+        let histograms =
+            registry.histograms("c_seconds", "of c", ["one", "two"], Buckets::usual());
+        for (one, two) in &labels {
+            counts.iter().for_each(|count| counters.with([one, two]).add(*count));
+            for value in &values {
+                gauges.with([one, two]).add(*value);
+                histograms.with([one, two]).observe(*value);
+            }
+            histograms.with([one, two]).took(took);
+        }
+        let (one, two, last) = (one.clone(), two.clone(), values.last().copied());
+        registry.collect(move |text| {
+            let labels = Labels::new(&[("one", one.as_str())]);
+            let mut samples = text.family("d", &help, Kind::Gauge);
+            samples.add_at(&labels, last.unwrap_or(0.0), &Moment::of_millis(at));
+            samples.add_of(&labels, &[("two", &two)], 1.0, Some(&Moment::of_millis(at)));
+        });
+        let text = registry.text();
+        let page = parse(&text).map_err(|error| TestCaseError::fail(error.to_string()))?;
+        for (one, two) in &labels {
+            let labels = [("one", one.as_str()), ("two", two.as_str())];
+            prop_assert_eq!(page.samples("a_total", &labels).count(), 1);
+        }
+        prop_assert!(page.samples("d", &[]).all(|sample| sample.at == Some(at)));
     }
 }

@@ -88,6 +88,11 @@ impl Text {
         Samples { text: &mut self.0, name, help, kind, begun: false }
     }
 
+    /// A family of one gauge without labels.
+    pub fn gauge(&mut self, name: &str, help: &str, value: f64) {
+        self.family(name, help, Kind::Gauge).add(&Labels::NONE, value);
+    }
+
     /// Bytes that are written.
     pub const fn len(&self) -> usize {
         self.0.len()

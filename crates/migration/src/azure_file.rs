@@ -3,8 +3,9 @@
 use serde_json::Value;
 
 use crate::Error;
-use crate::kind::{Described, Found, Given, Kind, READ_WRITE_MANY, secret, text};
+use crate::kind::{Described, Found, Given, Kind, READ_WRITE_MANY, secret};
 use crate::topology::Topology;
+use crate::values::text;
 
 pub(crate) const KIND: Kind = Kind {
     field: "azureFile",

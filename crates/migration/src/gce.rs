@@ -7,9 +7,10 @@ use serde_json::Value;
 
 use crate::Error;
 use crate::kind::{
-    Described, Found, Given, Kind, READ_ONLY_MANY, READ_WRITE_MANY, READ_WRITE_ONCE, text,
+    Described, Found, Given, Kind, READ_ONLY_MANY, READ_WRITE_MANY, READ_WRITE_ONCE,
 };
 use crate::topology::{BETA, CURRENT, Topology, zones};
+use crate::values::text;
 
 pub(crate) const KIND: Kind = Kind {
     field: "gcePersistentDisk",

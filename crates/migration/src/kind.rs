@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::Error;
 use crate::topology::Topology;
+use crate::values::{strings, text};
 
 pub(crate) const READ_WRITE_ONCE: &str = "ReadWriteOnce";
 pub(crate) const READ_WRITE_MANY: &str = "ReadWriteMany";
@@ -130,15 +131,6 @@ impl Described {
         }
         csi
     }
-}
-
-pub(crate) fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_default()
-}
-
-pub(crate) fn strings(list: &Value) -> Vec<String> {
-    let all = list.as_array().into_iter().flatten();
-    all.filter_map(|item| item.as_str().map(str::to_owned)).collect()
 }
 
 pub(crate) fn secret(name: &str, namespace: &str) -> Value {

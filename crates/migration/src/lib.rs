@@ -16,6 +16,7 @@ mod portworx;
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;
 mod topology;
+mod values;
 mod vsphere;
 
 use serde_json::{Value, json};

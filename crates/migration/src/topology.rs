@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use crate::kind::{strings, text};
+use crate::values::{strings, text};
 
 /// The labels by which nodes and volumes tell where they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

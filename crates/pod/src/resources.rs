@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::qos::{self, milli};
+use crate::quantity::{self, milli};
 use crate::spec::{self, ContainerKind};
 
 /// Amounts by the resource's name.
@@ -33,7 +33,7 @@ pub fn net_requests(pod_spec: &PodSpec) -> List {
 
 /// What the pod's containers request at their peak.
 pub(crate) fn container_requests(pod_spec: &PodSpec) -> List {
-    peak(pod_spec, qos::requests)
+    peak(pod_spec, quantity::requests)
 }
 
 /// What the pod may use at most, summed up as [`requests`] are. A limit that only some containers
@@ -50,7 +50,7 @@ pub fn limits(pod_spec: &PodSpec) -> List {
 
 /// The same without the overhead.
 pub fn net_limits(pod_spec: &PodSpec) -> List {
-    let mut total = peak(pod_spec, qos::limits);
+    let mut total = peak(pod_spec, quantity::limits);
     total.extend(own(pod_spec, |own| own.limits.as_ref()));
     total
 }
@@ -58,9 +58,9 @@ pub fn net_limits(pod_spec: &PodSpec) -> List {
 /// Whether the pod as a whole has a limit of that resource: by its own amounts, or because at no
 /// time a container without one runs.
 pub fn is_limited(pod_spec: &PodSpec, resource: &str) -> bool {
-    let limit_of = |container| qos::milli_of(qos::limits(container), resource);
+    let limit_of = |container| quantity::milli_of(quantity::limits(container), resource);
     let own_limits = pod_spec.resources.as_ref().and_then(|own| own.limits.as_ref());
-    if qos::milli_of(own_limits, resource) > 0 {
+    if quantity::milli_of(own_limits, resource) > 0 {
         return true;
     }
     // An init container counts together with the sidecars before it, as it does in the peak.
@@ -101,7 +101,7 @@ pub fn told(pod_spec: &PodSpec, runs: bool) -> ResourceRequirements {
 
 /// Whether every container has that limit, so that the pod as a whole has it too.
 fn all_limit(pod_spec: &PodSpec, resource: &str) -> bool {
-    spec::containers(pod_spec).all(|(_, c)| qos::milli_of(qos::limits(c), resource) > 0)
+    spec::containers(pod_spec).all(|(_, c)| quantity::milli_of(quantity::limits(c), resource) > 0)
 }
 
 /// What stands in the pod's own `resources` and may stand there.

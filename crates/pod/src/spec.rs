@@ -17,6 +17,9 @@ pub const SEEN_ANNOTATION: &str = "kubernetes.io/config.seen";
 /// Pods of this priority and above are the system's.
 const SYSTEM_CRITICAL: i32 = 2_000_000_000;
 
+/// Grace of a pod that does not say (seconds).
+const DEFAULT_TERMINATION_GRACE: i64 = 30;
+
 /// Which list of the spec a container stands in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ContainerKind {
@@ -43,6 +46,19 @@ pub fn name(pod: &Pod) -> &str {
 /// The pod's namespace, or "".
 pub fn namespace(pod: &Pod) -> &str {
     pod.metadata.namespace.as_deref().unwrap_or_default()
+}
+
+/// The pod as logs and messages name it: `name_namespace(uid)`.
+pub fn describe(pod: &Pod) -> String {
+    format!("{}_{}({})", name(pod), namespace(pod), uid(pod))
+}
+
+/// The seconds that the pod's containers may take to stop: those of its deletion, or else its own;
+/// at least 1, as a forced end still sends the stop signal.
+pub fn termination_grace_seconds(pod: &Pod) -> i64 {
+    let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
+    let seconds = pod.metadata.deletion_grace_period_seconds.or(own);
+    seconds.unwrap_or(DEFAULT_TERMINATION_GRACE).max(1)
 }
 
 /// An annotation of the pod.

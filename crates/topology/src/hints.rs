@@ -1,6 +1,6 @@
 //! Which NUMA nodes suit a container: each resource gives hints, a policy merges them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::machine::Node;
 use crate::mask::NumaMask;
@@ -85,9 +85,7 @@ impl Policy {
             }
         }
         let merger = Merger { policy: self, nodes, enough: enough(&lists) };
-        let mut best = None;
-        let mut chosen = Vec::new();
-        merger.try_all(&lists, &mut chosen, &mut best);
+        let best = merger.best(&lists);
         let mut best = match best {
             Some((mask, preferred)) => Hint { nodes: Some(mask), preferred },
             None => Hint { nodes: Some(nodes.all), preferred: false },
@@ -120,7 +118,35 @@ fn enough(lists: &[Vec<Hint>]) -> usize {
     lists.iter().filter_map(narrowest).max().unwrap_or(0)
 }
 
+/// The nodes that all hints name, and whether that is preferred.
 type Merged = (NumaMask, bool);
+
+/// What hints come to together. It is preferred if all are and name the same.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Partial {
+    nodes: NumaMask,
+    preferred: bool,
+    /// While it is preferred: what those name that name any nodes.
+    named: Option<NumaMask>,
+}
+
+impl Partial {
+    /// No hints, on a machine with these nodes.
+    fn of(nodes: NumaMask) -> Self {
+        Self { nodes, preferred: true, named: None }
+    }
+
+    fn and(self, hint: Hint) -> Self {
+        let named = self.named.or(hint.nodes);
+        let same = hint.nodes.is_none_or(|nodes| named == Some(nodes));
+        let preferred = self.preferred && hint.preferred && same;
+        Self {
+            nodes: hint.nodes.map_or(self.nodes, |nodes| self.nodes.and(nodes)),
+            preferred,
+            named: named.filter(|_| preferred),
+        }
+    }
+}
 
 struct Merger<'a> {
     policy: Policy,
@@ -129,29 +155,21 @@ struct Merger<'a> {
 }
 
 impl Merger<'_> {
-    /// Try one hint of each list together, in all ways.
-    fn try_all(&self, lists: &[Vec<Hint>], chosen: &mut Vec<Hint>, best: &mut Option<Merged>) {
-        let Some((first, rest)) = lists.split_first() else {
-            let candidate = self.together(chosen);
-            if !candidate.0.is_empty() && best.is_none_or(|best| self.replaces(best, candidate)) {
-                *best = Some(candidate);
-            }
-            return;
-        };
-        for hint in first {
-            chosen.push(*hint);
-            self.try_all(rest, chosen, best);
-            chosen.pop();
+    /// The best of one hint of each list together, of all ways to choose them. Different ways that
+    /// come to the same so far go on as one: there are few results, and no end of ways.
+    fn best(&self, lists: &[Vec<Hint>]) -> Option<Merged> {
+        let mut found = BTreeSet::from([Partial::of(self.nodes.all)]);
+        for list in lists {
+            let together = |partial: &Partial| {
+                let partial = *partial;
+                list.iter().map(move |hint| partial.and(*hint))
+            };
+            found = found.iter().flat_map(together).collect();
         }
-    }
-
-    /// The nodes that all of them name. It is preferred if all are and name the same.
-    fn together(&self, hints: &[Hint]) -> Merged {
-        let mut masks = hints.iter().filter_map(|hint| hint.nodes);
-        let first = masks.clone().next();
-        let preferred = hints.iter().all(|hint| hint.preferred)
-            && masks.clone().all(|mask| Some(mask) == first);
-        (masks.by_ref().fold(self.nodes.all, NumaMask::and), preferred)
+        let merged = found.into_iter().map(|partial| (partial.nodes, partial.preferred));
+        merged
+            .filter(|merged| !merged.0.is_empty())
+            .reduce(|best, candidate| if self.replaces(best, candidate) { candidate } else { best })
     }
 
     /// Whether `candidate` is better. Among those that are not preferred it is best to have as many

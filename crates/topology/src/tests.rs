@@ -1,7 +1,8 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use longshore_generators::{NUMBERS, hostile, text};
 use proptest::prelude::*;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::hints::{Hint, Hints, Nodes};
@@ -217,5 +218,398 @@ fn topology_options_are_checked() {
         [("max-allowable-numa-nodes", "7"), ("max-allowable-numa-nodes", "many"), ("fast", "true")]
     {
         assert!(parse(name, value).is_err(), "{name}={value}");
+    }
+}
+
+/// Amounts and counts at their limits.
+fn number() -> impl Strategy<Value = u64> {
+    let limits = NUMBERS.iter().map(|number| *number as u64).chain([u64::MAX - 1]);
+    prop_oneof![
+        2 => prop::sample::select(limits.collect::<Vec<_>>()),
+        1 => 0..1_u64 << 33,
+    ]
+}
+
+fn count() -> impl Strategy<Value = usize> {
+    prop_oneof![3 => 0..9_usize, 1 => number().prop_map(|number| number as usize)]
+}
+
+fn name() -> impl Strategy<Value = String> {
+    let usual = prop::sample::select(vec!["a", "b", "c", "d", "e", "f", "g", "h"]);
+    prop_oneof![9 => usual.prop_map(str::to_owned), 1 => text()]
+}
+
+/// Machines of up to eight nodes of any size and distance, whose last CPUs may be offline.
+fn any_machine() -> impl Strategy<Value = Machine> {
+    let shapes = [
+        "1,1,1,1,1,0",
+        "1,1,4,2,1,1",
+        "1,2,8,2,2,0",
+        "2,2,8,2,4,1",
+        "2,1,4,2,2,0",
+        "4,2,8,1,4,0",
+        "8,2,16,2,8,1",
+    ];
+    let pages = prop::collection::vec(
+        (prop::sample::select(vec![0, 1 << 21, 1 << 30, u64::MAX]), number()),
+        0..3,
+    );
+    let node = (number(), pages, prop::collection::vec(number(), 0..9));
+    let nodes = prop::collection::vec(node, 8);
+    let first = prop::sample::select(vec![0_u32, 56, 60, 64, u32::MAX - 8]);
+    let first = prop_oneof![4 => Just(0_u32), 1 => first];
+    (prop::sample::select(shapes.to_vec()), nodes, first, 0..4_usize).prop_map(
+        |(shape, nodes, first, offline)| {
+            let mut machine = fixture::machine(shape, 0, 0);
+            for (own, (memory, huge_pages, distances)) in machine.nodes.iter_mut().zip(nodes) {
+                let id = own.id + first;
+                *own = Node { id, memory, huge_pages, distances };
+            }
+            let cpus = &machine.cpus;
+            let kept = cpus.len().saturating_sub(offline).max(1);
+            let kept = cpus.all().iter().take(kept).collect::<Vec<_>>().into_iter();
+            let info = |cpu| {
+                let own = cpus.info(cpu).unwrap();
+                (cpu, CpuInfo { numa: own.numa + first, ..own })
+            };
+            machine.cpus = kept.map(info).collect();
+            machine
+        },
+    )
+}
+
+fn any_pod() -> impl Strategy<Value = PodRequest> {
+    let resources = ["memory", "hugepages-2Mi", "hugepages-1Gi", "hugepages-0", ""];
+    let resource = prop::sample::select(resources.map(str::to_owned).to_vec());
+    let memory = prop::collection::btree_map(resource, number(), 0..4);
+    let kind = prop::sample::select(vec![Kind::Init, Kind::Sidecar, Kind::Main]);
+    let container = (name(), kind, prop::option::of(count()), memory)
+        .prop_map(|(name, kind, cpus, memory)| ContainerRequest { name, kind, cpus, memory })
+        .boxed();
+    let few = prop::collection::vec(container.clone(), 0..6);
+    let many = prop::collection::vec(container, 20).prop_map(|mut many| {
+        many.iter_mut().enumerate().for_each(|(at, own)| own.name = at.to_string());
+        many
+    });
+    let containers = prop_oneof![19 => few, 1 => many];
+    let uid = prop::sample::select(vec!["1", "2", "3"]);
+    (uid, prop::bool::weighted(0.9), containers).prop_map(|(uid, guaranteed, mut containers)| {
+        let mut names = BTreeSet::new();
+        containers.retain(|container| names.insert(container.name.clone()));
+        PodRequest { uid: uid.to_owned(), guaranteed, containers }
+    })
+}
+
+/// Managers of each kind on a machine, as far as it can have them.
+fn any_allocator() -> impl Strategy<Value = (Machine, Allocator)> {
+    let flags = prop::collection::vec(any::<bool>(), 8);
+    let policy = prop::sample::select(POLICIES.to_vec());
+    let reserved = (count(), prop::option::of(prop::collection::vec(0..9_u32, 0..4)), number());
+    (any_machine(), flags, policy, reserved).prop_map(|(machine, flags, policy, reserved)| {
+        let (count, cpus, memory) = reserved;
+        let options = cpu::Options {
+            full_cores_only: flags[0],
+            spread_over_nodes: flags[1],
+            align_by_socket: flags[2],
+            spread_over_cores: flags[3],
+            strict_reservation: flags[4],
+            by_uncore: flags[5],
+        };
+        let cpus = cpus.map(CpuSet::from_iter);
+        let cpu = cpu::Policy::new(machine.cpus.clone(), options, cpus, count)
+            .or_else(|_| cpu::Policy::new(machine.cpus.clone(), cpu::Options::default(), None, 1));
+        let amounts = Amounts::from([("memory".to_owned(), memory)]);
+        let by_node = |node: &Node| [(node.id, amounts.clone())].into();
+        let memory = machine
+            .nodes
+            .first()
+            .and_then(|node| memory::Policy::new(&machine.nodes, &by_node(node), &amounts).ok());
+        let options = TopologyOptions { prefer_closest: flags[6], ..TopologyOptions::default() };
+        let topology = Topology::new(policy.1, flags[7], options, &machine).unwrap();
+        let allocator = Allocator::new(topology, cpu.ok(), memory);
+        (machine, allocator)
+    })
+}
+
+/// Whether nobody has what another has, or what is not there.
+fn check(machine: &Machine, allocator: &Allocator, fresh: &Allocator) -> Result<(), TestCaseError> {
+    if let (Some(state), Some(all)) = (allocator.cpu_state(), fresh.cpu_state()) {
+        let mut left = state.shared.clone();
+        for containers in state.assignments.values() {
+            let own = containers.values().fold(CpuSet::new(), |own, cpus| own.union(cpus));
+            prop_assert!(own.is_disjoint(&left), "{state:?}");
+            left = left.union(&own);
+        }
+        prop_assert_eq!(&left, &all.shared);
+        prop_assert!(left.is_subset(&machine.cpus.all()));
+        let text = checkpoint::write_cpu("static", state);
+        let kept = checkpoint::read_cpu("static", &text);
+        prop_assert_eq!(kept.as_ref(), Ok(state));
+        prop_assert_eq!(fresh.clone().restore_cpu(kept.ok()), Ok(()));
+    }
+    if let Some(state) = allocator.memory_state() {
+        for table in state.nodes.values().flat_map(|node| node.memory_map.values()) {
+            prop_assert_eq!(table.free + table.reserved, table.allocatable);
+        }
+        let kept = checkpoint::read_memory("Static", &checkpoint::write_memory("Static", state));
+        prop_assert_eq!(kept.as_ref(), Ok(state));
+        prop_assert_eq!(fresh.clone().restore_memory(kept.ok()), Ok(()));
+    }
+    Ok(())
+}
+
+proptest! {
+    /// Finding 1: whatever pods ask for, and whatever the machine has.
+    #[test]
+    fn extremes_of_requests_are_served_or_refused(
+        (machine, fresh) in any_allocator(),
+        steps in prop::collection::vec((any_pod(), 0..4_u8), 1..6),
+    ) {
+        let mut allocator = fresh.clone();
+        for (pod, what) in &steps {
+            match what {
+                0 => drop(allocator.release(&pod.uid)),
+                1 => {
+                    for container in &pod.containers {
+                        allocator.begin(pod, &container.name);
+                        allocator.cpus(&pod.uid, &container.name);
+                        allocator.memory_nodes(&pod.uid, &container.name);
+                    }
+                }
+                _ => {
+                    let held = allocator.holders().any(|holder| holder == pod.uid);
+                    let given = allocator.admit(pod);
+                    if let Err(refusal) = &given {
+                        prop_assert!(!refusal.to_string().is_empty());
+                        prop_assert!(allocator.holders().all(|holder| holder != pod.uid));
+                    }
+                    for container in pod.containers.iter().filter(|_| !held && given.is_ok()) {
+                        let own = allocator.own_cpus(&pod.uid, &container.name).map(CpuSet::len);
+                        let wanted = container.cpus.filter(|cpus| pod.guaranteed && *cpus > 0);
+                        prop_assert_eq!(own, wanted);
+                    }
+                }
+            }
+            check(&machine, &allocator, &fresh)?;
+        }
+        for uid in ["1", "2", "3"] {
+            allocator.release(uid);
+        }
+        prop_assert_eq!(allocator.cpu_state(), fresh.cpu_state());
+        let nodes = |allocator: &Allocator| allocator.memory_state().map(|state| state.nodes.clone());
+        prop_assert_eq!(nodes(&allocator), nodes(&fresh));
+    }
+
+    /// Finding 1: so many CPUs can be reserved that there are not.
+    #[test]
+    fn extremes_of_reservations_are_kept_or_refused(
+        machine in any_machine(),
+        count in count(),
+        reserved in prop::option::of(prop::collection::vec(any::<u32>(), 0..4)),
+        by_node in prop::collection::btree_map(0..9_u32, prop::collection::btree_map(name(), number(), 0..3), 0..4),
+        wanted in prop::collection::btree_map(name(), number(), 0..3),
+    ) {
+        let reserved = reserved.map(CpuSet::from_iter);
+        match cpu::Policy::new(machine.cpus.clone(), cpu::Options::default(), reserved, count) {
+            Ok(policy) => prop_assert!(count <= policy.machine().len()),
+            Err(error) => prop_assert!(!error.to_string().is_empty()),
+        }
+        if let Err(error) = memory::Policy::new(&machine.nodes, &by_node, &wanted) {
+            prop_assert!(!error.to_string().is_empty());
+        }
+    }
+
+    /// Finding 1: what a state file says, with a checksum or without.
+    #[test]
+    fn extremes_of_state_files_are_refused_or_restored(
+        (machine, fresh) in any_allocator(),
+        own in "[0-9]{0,2}(-[0-9]{1,2})?",
+        cpu in hostile(json!({
+            "policyName": "static", "defaultCpuSet": "0-3", "checksum": 0,
+            "entries": {"1": {"a": "0", "b": "1"}, "2": {"c": "2-3"}},
+        }), 4),
+        memory in hostile(json!({
+            "policyName": "Static", "checksum": 0,
+            "machineState": {
+                "0": {"numberOfAssignments": 1, "cells": [0], "memoryMap": {
+                    "memory": {"total": 9, "systemReserved": 1, "allocatable": 8, "reserved": 4, "free": 4},
+                    "hugepages-1Gi": {"total": 9, "systemReserved": 1, "allocatable": 8, "reserved": 4, "free": 4},
+                }},
+                "1": {"numberOfAssignments": 2, "cells": [1, 0], "memoryMap": {}},
+            },
+            "entries": {"1": {"a": [{"numaAffinity": [0, 1], "type": "memory", "size": 4}]}},
+        }), 6),
+        pod in any_pod(),
+    ) {
+        let mut allocator = fresh.clone();
+        let mut held = cpu.clone();
+        held["defaultCpuSet"] = machine.cpus.all().to_string().into();
+        held["entries"]["1"]["a"] = own.into();
+        for text in [cpu, held] {
+            let state = checkpoint::read_cpu("static", &text.to_string());
+            if let Ok(state) = state && allocator.restore_cpu(Some(state)).is_ok() {
+                prop_assert!(allocator.cpu_state().unwrap().shared.is_subset(&machine.cpus.all()));
+            }
+        }
+        if let Ok(state) = checkpoint::read_memory("Static", &memory.to_string()) {
+            let _ = allocator.restore_memory(Some(state));
+        }
+        let _ = allocator.admit(&pod);
+        for container in &pod.containers {
+            allocator.begin(&pod, &container.name);
+        }
+        for uid in ["1", "2", "3"] {
+            allocator.release(uid);
+        }
+    }
+
+    /// Finding 1: a state may have any amounts that its machine has, and no others.
+    #[test]
+    fn extremes_of_kept_memory_are_as_the_machine_has_it(
+        (_, fresh) in any_allocator(),
+        amounts in prop::collection::vec(number(), 5),
+        nodes in prop::collection::vec(prop_oneof![0..9_u32, any::<u32>()], 0..4),
+        (blocks, assignments) in (1..4_usize, any::<i64>()),
+    ) {
+        let Some(known) = fresh.memory_state() else { return Ok(()) };
+        let mut state = known.clone();
+        let block = memory::Block { nodes: nodes.clone(), resource: memory::MEMORY.to_owned(), size: amounts[0] };
+        state.assignments = [("1".to_owned(), [("a".to_owned(), vec![block; blocks])].into())].into();
+        for id in &nodes {
+            if let Some(node) = state.nodes.get_mut(id) {
+                node.number_of_assignments = assignments;
+                node.cells = nodes.clone();
+                if let Some(table) = node.memory_map.get_mut(memory::MEMORY) {
+                    (table.free, table.reserved, table.allocatable) = (amounts[1], amounts[2], amounts[3]);
+                }
+            }
+        }
+        let mut allocator = fresh.clone();
+        if allocator.restore_memory(Some(state)).is_ok() {
+            allocator.memory_nodes("1", "a");
+            allocator.release("1");
+        }
+    }
+
+    /// Finding 1: a list of CPUs names no more than a kernel can have.
+    #[test]
+    fn extremes_of_cpu_lists_are_refused_or_read(
+        words in prop::collection::vec((text(), text(), prop::bool::weighted(0.6)), 0..4),
+        numbers in prop::collection::vec((any::<bool>(), number(), number()), 0..4),
+    ) {
+        let words = words.iter().map(|(first, last, alone)| match alone {
+            true => first.clone(),
+            false => format!("{first}-{last}"),
+        });
+        let numbers = numbers.iter().map(|(alone, first, last)| match alone {
+            true => first.to_string(),
+            false => format!("{first}-{last}"),
+        });
+        let (words, numbers) = (words.collect::<Vec<_>>().join(","), numbers.collect::<Vec<_>>().join(","));
+        for list in [&words, &numbers] {
+            if let Ok(cpus) = list.parse::<CpuSet>() {
+                prop_assert!(cpus.len() <= 8192, "{list}");
+                prop_assert_eq!(cpus.to_string().parse(), Ok(cpus));
+            }
+        }
+    }
+
+    #[test]
+    fn extremes_of_options_are_refused_or_taken(
+        texts in prop::collection::btree_map(
+            prop_oneof![
+                prop::sample::select(vec![
+                    "full-pcpus-only", "distribute-cpus-across-numa", "align-by-socket",
+                    "distribute-cpus-across-cores", "strict-cpu-reservation",
+                    "prefer-align-cpus-by-uncorecache", "prefer-closest-numa-nodes",
+                    "max-allowable-numa-nodes",
+                ]).prop_map(str::to_owned),
+                text(),
+            ],
+            text(),
+            0..3,
+        ),
+        machine in any_machine(),
+        gate: bool,
+    ) {
+        let _ = cpu::Options::parse(&texts, |_| gate);
+        if let Ok(options) = TopologyOptions::parse(&texts) {
+            prop_assert!(options.most_nodes >= 8);
+            prop_assert!(Topology::new(TopologyPolicy::Restricted, true, options, &machine).is_some());
+        }
+    }
+}
+
+/// Finding 1: lists whose CPUs could not be counted in a lifetime.
+#[test]
+fn extremes_of_cpu_lists_take_no_time() {
+    for list in ["0-18446744073709551615", "0-4294967295", "4294967295", "8191-8192", "0-8191,9999"]
+    {
+        assert!(list.parse::<CpuSet>().is_err(), "{list}");
+    }
+    let often = vec!["0-8191"; 100].join(",");
+    assert_eq!(often.parse::<CpuSet>().unwrap().to_string(), "0-8191");
+}
+
+/// Finding 1: with so many nodes and sizes of pages, hints have more combinations than can be tried.
+#[test]
+fn extremes_of_machines_take_no_time() {
+    let sizes = [64 << 10, 2 << 20, 32 << 20, 1 << 30];
+    let mut machine = fixture::machine("8,8,64,1,8,0", 1 << 40, 0);
+    for node in &mut machine.nodes {
+        node.huge_pages = sizes.map(|size| (size, 100)).to_vec();
+    }
+    let own = Amounts::from([("memory".to_owned(), 1 << 30)]);
+    let cpu = cpu::Policy::new(machine.cpus.clone(), cpu::Options::default(), None, 1).unwrap();
+    let memory = memory::Policy::new(&machine.nodes, &[(0, own.clone())].into(), &own).unwrap();
+    let options = TopologyOptions::default();
+    let topology = Topology::new(TopologyPolicy::BestEffort, false, options, &machine).unwrap();
+    let mut allocator = Allocator::new(topology, Some(cpu), Some(memory));
+    let pages = sizes.map(|size| (memory::huge_pages(size), size));
+    let memory = own.into_iter().chain(pages).collect();
+    let container =
+        ContainerRequest { name: "c".to_owned(), kind: Kind::Main, cpus: Some(2), memory };
+    let pod = PodRequest { uid: "u".to_owned(), guaranteed: true, containers: vec![container] };
+    assert_eq!(allocator.admit(&pod), Ok(()));
+    assert_eq!(allocator.memory_nodes("u", "c").map(NumaMask::len), Some(1));
+}
+
+/// Finding 1: cores of different sizes, no pages of a size that is not there, and a machine whose
+/// pods have all CPUs for themselves.
+#[test]
+fn extremes_of_allocations_are_kept() {
+    let reserved = Amounts::from([("memory".to_owned(), 1)]);
+    let new = |strict_reservation| {
+        let mut machine = fixture::machine("1,1,4,2,1,0", 1 << 30, 0);
+        machine.cpus.remove(&CpuSet::from([5, 7]));
+        let options = cpu::Options { strict_reservation, ..cpu::Options::default() };
+        let cpu = cpu::Policy::new(machine.cpus, options, Some(CpuSet::from([0])), 1).unwrap();
+        let by_node = [(0, reserved.clone())].into();
+        let memory = memory::Policy::new(&machine.nodes, &by_node, &reserved).unwrap();
+        Allocator::new(Topology::default(), Some(cpu), Some(memory))
+    };
+    let amounts = |memory: u64| {
+        let pages = ("hugepages-1Gi".to_owned(), 0);
+        Amounts::from([("memory".to_owned(), memory), pages])
+    };
+    let container = |cpus| ContainerRequest {
+        name: "c".to_owned(),
+        kind: Kind::Main,
+        cpus: Some(cpus),
+        memory: amounts(1 << 20),
+    };
+    for (strict, cpus, shared) in [(false, 2, "0,2-3,6"), (true, 5, "")] {
+        let mut allocator = new(strict);
+        let containers = vec![container(cpus)];
+        let pod = PodRequest { uid: "u".to_owned(), guaranteed: true, containers };
+        assert_eq!(allocator.admit(&pod), Ok(()));
+        let (cpu, memory) = (allocator.cpu_state().unwrap(), allocator.memory_state().unwrap());
+        let mut next = new(strict);
+        let kept = checkpoint::read_cpu("static", &checkpoint::write_cpu("static", cpu));
+        assert_eq!(next.restore_cpu(kept.ok()), Ok(()), "{strict}");
+        assert_eq!(next.restore_memory(Some(memory.clone())), Ok(()));
+        let own = next.own_cpus("u", "c").unwrap();
+        assert!(own.len() == cpus && !own.contains(0), "{own}");
+        assert_eq!(next.cpu_state().unwrap().shared.to_string(), shared);
     }
 }

@@ -21,11 +21,11 @@ use tracing::{debug, info, warn};
 pub(super) use plan::Policy;
 
 use super::{Error, blocking, disk};
-use crate::desired::Desired;
-use crate::events::{EventType, Recorder};
-use crate::observe::Observer;
-use crate::runtime;
 use crate::status::StatusWriter;
+use longshore_client::events::{EventType, Recorder};
+use longshore_podstate::desired::Desired;
+use longshore_podstate::observe::Observer;
+use longshore_runtime as runtime;
 use plan::{Fate, Removal, Subject, plan};
 
 /// How often dead containers are collected.

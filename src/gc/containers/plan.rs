@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use longshore_config::Config;
 use longshore_pod::observed::{Container, ObservedPod, Sandbox, State};
-
-use crate::config::Config;
 
 /// How many dead containers are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

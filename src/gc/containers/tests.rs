@@ -4,11 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use longshore_client::events::node_reference;
 use longshore_cri::v1::image_service_server::ImageService;
 use longshore_cri::v1::runtime_service_server::RuntimeService;
 use longshore_cri::{Options, v1};
 use longshore_metrics::Registry;
 use longshore_pod::observed::{Container, ObservedPod, Sandbox, State};
+use longshore_podstate::observe;
+use longshore_podstate::sources::{Source, Update};
 use proptest::prelude::*;
 use serde_json::json;
 use tokio::net::UnixListener;
@@ -17,9 +20,6 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::*;
-use crate::events::node_reference;
-use crate::observe;
-use crate::sources::{Source, Update};
 
 const NOW: i64 = 1_000_000;
 
@@ -585,10 +585,10 @@ async fn ten_thousand_go_a_few_at_a_time_and_others_stay() {
         if let Some(uid) = uid {
             let pair = |key: &str, value: String| (key.to_owned(), value);
             labels.extend([
-                pair(runtime::labels::POD_UID, format!("uid-{uid}")),
-                pair(runtime::labels::POD_NAME, format!("pod-{uid}")),
-                pair(runtime::labels::POD_NAMESPACE, "default".to_owned()),
-                pair(runtime::labels::CONTAINER_NAME, "c".to_owned()),
+                pair(longshore_pod::labels::POD_UID, format!("uid-{uid}")),
+                pair(longshore_pod::labels::POD_NAME, format!("pod-{uid}")),
+                pair(longshore_pod::labels::POD_NAMESPACE, "default".to_owned()),
+                pair(longshore_pod::labels::CONTAINER_NAME, "c".to_owned()),
             ]);
         }
         let container = v1::Container {

@@ -7,12 +7,12 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::jiff::Timestamp;
+use longshore_base::files;
 use longshore_cri::v1;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::plan::{Held, handler};
-use crate::files;
 use crate::gc::Error;
 
 const FILE: &str = "image_gc_state";

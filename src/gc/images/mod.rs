@@ -23,10 +23,10 @@ pub(super) use plan::Policy;
 
 use super::disk::{self, Usage};
 use super::{Error, Metrics, blocking};
-use crate::desired::Desired;
-use crate::events::{EventType, Recorder};
-use crate::runtime::labels;
 use ledger::Ledger;
+use longshore_client::events::{EventType, Recorder};
+use longshore_pod::labels;
+use longshore_podstate::desired::Desired;
 use plan::{Candidate, Held, candidates};
 
 /// How often images are looked at.

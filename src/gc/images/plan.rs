@@ -5,10 +5,10 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use longshore_config::{Config, GoDuration};
 use longshore_cri::v1;
 
 use super::ledger::{Key, Ledger};
-use crate::config::{Config, GoDuration};
 
 /// When images go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

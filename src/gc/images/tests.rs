@@ -3,10 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex as SyncMutex;
 
+use longshore_client::events::node_reference;
+use longshore_config::GoDuration;
 use longshore_cri::v1::image_service_server::ImageService;
 use longshore_cri::v1::runtime_service_server::RuntimeService;
 use longshore_cri::{Options, Server};
 use longshore_metrics::Registry;
+use longshore_podstate::sources::{Source, Update};
 use proptest::prelude::*;
 use serde_json::json;
 use tokio::net::UnixListener;
@@ -15,9 +18,6 @@ use tonic::{Request, Response, Status};
 
 use super::ledger::Key;
 use super::*;
-use crate::config::GoDuration;
-use crate::events::node_reference;
-use crate::sources::{Source, Update};
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()

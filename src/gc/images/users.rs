@@ -3,13 +3,12 @@
 use std::path::Path;
 
 use longshore_cri::v1;
-use longshore_pod::spec;
+use longshore_pod::{labels, spec};
 
 use super::ledger::{Key, Ledger};
 use super::plan::handler;
 use super::{Look, Parts};
 use crate::gc::{blocking, disk};
-use crate::runtime::labels;
 
 /// What takes room on the file system at `place`, with its size in bytes. What cannot be found out
 /// is left out.

@@ -93,8 +93,18 @@ impl Reservation<'_> {
         self.is_begun = true;
     }
 
-    /// The end of the write: what is stored now, `None` when nothing is. Gives back what is no longer held.
-    pub(crate) fn settle(mut self, now: Option<&Value>) {
+    /// The end of the write: the service that is stored now, `None` when there is none any more, or the
+    /// error. What is no longer held is given back.
+    pub(crate) fn end(self, written: Result<Option<&Value>, &StatusError>) {
+        match written {
+            Ok(now) => self.settle(now),
+            // A store that failed may have written all the same.
+            Err(error) if error.code >= 500 => drop(self),
+            Err(_) => self.cancel(),
+        }
+    }
+
+    fn settle(mut self, now: Option<&Value>) {
         self.is_begun = false;
         if !self.is_dry_run {
             let before = std::mem::take(&mut self.held);
@@ -106,14 +116,6 @@ impl Reservation<'_> {
     /// The store refused the write: nothing has changed.
     pub(crate) fn cancel(mut self) {
         self.is_begun = false;
-    }
-
-    /// The end of a write that failed.
-    pub(crate) fn fail(self, error: &StatusError) {
-        // A store that failed may have written all the same.
-        if error.code < 500 {
-            self.cancel();
-        }
     }
 }
 

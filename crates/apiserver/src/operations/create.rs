@@ -89,10 +89,8 @@ impl Api {
             reservation.begin();
         }
         let created = self.registry.create(resource, object, self.ttl(resource)).await;
-        match (reservation, &created) {
-            (Some(reservation), Ok(created)) => reservation.settle(Some(created)),
-            (Some(reservation), Err(error)) => reservation.fail(error),
-            (None, _) => {}
+        if let Some(reservation) = reservation {
+            reservation.end(created.as_ref().map(Some));
         }
         let created = created?;
         if resource.kind == "Namespace" {
@@ -107,16 +105,12 @@ impl Api {
         begin_life(resource, &mut service)?;
         let mut reservation = self.services.admit(resource, &mut service, None, false)?;
         reservation.begin();
-        match self.registry.create(resource, service, None).await {
-            Ok(created) => reservation.settle(Some(&created)),
-            Err(error) => {
-                reservation.fail(&error);
-                if error.reason != "AlreadyExists" {
-                    return Err(error);
-                }
-            }
+        let created = self.registry.create(resource, service, None).await;
+        reservation.end(created.as_ref().map(Some));
+        match created {
+            Err(error) if error.reason != "AlreadyExists" => Err(error),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Makes an object of the cluster's own unless one of that name exists.

@@ -117,12 +117,8 @@ impl Api {
                 },
             )
             .await;
-        match (reservation, &written) {
-            (Some(reservation), Ok(written)) => {
-                reservation.settle((!written.deleted).then_some(&written.object));
-            }
-            (Some(reservation), Err(error)) => reservation.fail(error),
-            (None, _) => {}
+        if let Some(reservation) = reservation {
+            reservation.end(written.as_ref().map(Written::stored));
         }
         Ok((written?.object, warnings))
     }

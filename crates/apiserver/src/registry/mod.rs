@@ -61,6 +61,13 @@ pub(crate) struct Written {
     pub(crate) deleted: bool,
 }
 
+impl Written {
+    /// The object that is stored now.
+    pub(crate) fn stored(&self) -> Option<&Value> {
+        (!self.deleted).then_some(&self.object)
+    }
+}
+
 impl Registry {
     pub(crate) fn new(store: Arc<dyn Store>) -> Registry {
         Registry {

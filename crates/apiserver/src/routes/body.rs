@@ -9,8 +9,8 @@ use hyper::HeaderMap;
 use hyper::body::Body;
 use hyper::header::CONTENT_TYPE;
 use longshore_base::budget::{Holder, LeastRate, Share};
+use longshore_base::turns::Turn;
 use serde_json::Value;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::limits::{Limits, too_many};
@@ -19,7 +19,7 @@ use crate::facts::Gvk;
 use crate::schema::{self, FieldValidation};
 use crate::server::BoxError;
 use crate::status::StatusError;
-use crate::work;
+use crate::work::{self, LARGE};
 
 const MAX_BODY: usize = 3 << 20;
 /// How much of a body that is too large is read, and forgotten, so that its sender gets to read the answer.
@@ -42,14 +42,16 @@ pub(super) struct BodyText {
     pub(super) content_type: Option<String>,
     _share: Share,
     /// A large body has its turn at being worked on.
-    _turn: Option<OwnedSemaphorePermit>,
+    _turn: Option<Turn>,
 }
 
 impl BodyText {
     /// The same body, once it has its turn at being worked on.
     pub(super) async fn in_turn(self, limits: &Limits, holder: &Holder) -> BodyText {
-        let turn = limits.turn(holder, self.bytes.len()).await;
-        BodyText { _turn: turn, ..self }
+        if self.bytes.len() < LARGE {
+            return self;
+        }
+        BodyText { _turn: Some(limits.turn(holder).await), ..self }
     }
 
     /// The object of this kind that the body is, and warnings for the client.

@@ -7,14 +7,14 @@
 use std::sync::Arc;
 
 use longshore_base::budget::{Budget, Holder, Priority, Share};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use longshore_base::turns::{Turn, Turns};
 
 use super::request::RequestLine;
 use super::respond::{Answer, Result};
 use crate::auth::User;
 use crate::server::Memory;
 use crate::status::StatusError;
-use crate::work::LARGE;
+use crate::work::{self, LARGE};
 use crate::{RequestLimits, auth};
 
 /// Requests of the system beyond the limit for everybody; upstream does not limit administrators.
@@ -25,8 +25,6 @@ const BODIES: (u64, u64) = (12 << 20, 4 << 20);
 const ANSWERS: (u64, u64) = (256 << 20, 128 << 20);
 /// Watches, logs and other requests that last.
 const LONG_RUNNING: (u64, u64) = (16 << 10, 16 << 10);
-/// Requests of one kind of callers that do large work at a time.
-const LARGE_WORK: usize = 2;
 
 /// Users and groups that keep the cluster running.
 const SYSTEM_GROUPS: [&str; 3] = [auth::MASTERS, auth::NODES, "system:serviceaccounts:kube-system"];
@@ -46,7 +44,8 @@ pub(super) struct Limits {
     reading: Arc<Budget>,
     mutating: Arc<Budget>,
     long_running: Arc<Budget>,
-    large_work: [Arc<Semaphore>; 2],
+    /// Turns at large work: of everybody, and of the system.
+    large_work: [Arc<Turns>; 2],
 }
 
 impl Limits {
@@ -57,7 +56,7 @@ impl Limits {
             most => Budget::new(most.into(), SYSTEM_REQUESTS),
         };
         let budget = |(ordinary, reserved)| Budget::new(ordinary, reserved);
-        let turns = || Arc::new(Semaphore::new(LARGE_WORK));
+        let turns = || Turns::new(work::AT_A_TIME);
         Limits {
             bodies: budget(BODIES),
             answers: budget(ANSWERS),
@@ -97,17 +96,13 @@ impl Limits {
         }
     }
 
-    /// A turn at work on a body of this many bytes; none is needed for a small one.
-    pub(super) async fn turn(&self, holder: &Holder, bytes: usize) -> Option<OwnedSemaphorePermit> {
-        if bytes < LARGE {
-            return None;
-        }
+    /// A turn at work that is large, or may be: lists of any size, and bodies of many bytes.
+    pub(super) async fn turn(&self, holder: &Holder) -> Turn {
         let [ordinary, system] = &self.large_work;
-        let turns = match holder.priority() {
-            Priority::Ordinary => ordinary,
-            Priority::System => system,
-        };
-        turns.clone().acquire_owned().await.ok()
+        match holder.priority() {
+            Priority::Ordinary => ordinary.take(holder).await,
+            Priority::System => system.take(holder).await,
+        }
     }
 }
 

@@ -40,6 +40,7 @@ impl Router {
     pub(super) async fn list(&self, call: Call<'_>) -> Result {
         let view = call.view()?;
         let request = list_request(&call.line.query, call.resource, call.namespace())?;
+        let _turn = self.limits.turn(&call.holder).await;
         let mut list = ListText::new(&view, self.limits.memory(&call.holder, 0)?);
         let meta = self.api.registry.list(&request, |object| list.push(&object)).await?;
         list.finish(&meta.to_value())
@@ -105,6 +106,8 @@ impl<'a> ListText<'a> {
         self.text.extend_from_slice(b"],\"metadata\":");
         serde_json::to_writer(&mut self.text, meta).map_err(StatusError::internal)?;
         self.text.push(b'}');
+        // what was counted is what stays
+        self.text.shrink_to_fit();
         let answer = respond::json_text(StatusCode::OK, self.text);
         Ok(answer.map(|body| body.with_memory(self.memory)))
     }

@@ -101,13 +101,26 @@ impl Router {
     /// Every request gets an answer; a refusal is a `Status` object.
     pub(crate) async fn handle(&self, peer: &Peer, request: Request<Incoming>) -> Answer {
         let began = Instant::now();
-        let (method, uri) = (request.method().clone(), request.uri().clone());
+        let (head, body) = request.into_parts();
+        let (method, uri) = (head.method.clone(), head.uri.clone());
         let line = RequestLine::parse(&method, &uri);
+        let mut body = Some(body);
         let answer = match &line {
-            Ok(line) => contained(self.answer(peer, line, request)).await,
+            Ok(line) => contained(self.answer(peer, line, head, &mut body)).await,
             Err(error) => Err(error.clone()),
         };
-        let answer = answer.unwrap_or_else(|error| respond::refusal(&error));
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                let share = peer.refuse();
+                if let (Some(body), true) = (body, share.is_some()) {
+                    drain(body).await;
+                }
+                let mut answer = respond::refusal(&error);
+                answer.body_mut().hold(share);
+                answer
+            }
+        };
         if let Ok(line) = &line {
             self.metrics.count(line, answer.status());
         }
@@ -115,27 +128,16 @@ impl Router {
         answer
     }
 
+    /// The body stays where it is when the request is refused before anybody reads it.
     async fn answer(
         &self,
         peer: &Peer,
         line: &RequestLine,
-        mut request: Request<Incoming>,
+        mut head: Parts,
+        body: &mut Option<Incoming>,
     ) -> Result {
-        let (user, holder, route) = match self.admit(peer, line, &mut request).await {
-            Ok(admitted) => admitted,
-            Err(error) => {
-                drain(request.into_body()).await;
-                return Err(error);
-            }
-        };
-        let place = match self.limits.admit(&holder, line) {
-            Ok(place) => place,
-            Err(error) => {
-                drain(request.into_body()).await;
-                return Err(error);
-            }
-        };
-        let (head, body) = request.into_parts();
+        let (user, holder, route) = self.admit(peer, line, &mut head).await?;
+        let place = self.limits.admit(&holder, line)?;
         let answer = match (&line.resource, route) {
             (Some(path), Some(route)) => {
                 let call = Call {
@@ -147,7 +149,7 @@ impl Router {
                     resource: route.resource,
                     subresource: route.subresource,
                     head,
-                    body: Some(body),
+                    body: body.take(),
                 };
                 timeout(REQUEST_TIMEOUT, self.dispatch(call)).await
             }
@@ -163,14 +165,14 @@ impl Router {
         &self,
         peer: &Peer,
         line: &RequestLine,
-        request: &mut Request<Incoming>,
+        head: &mut Parts,
     ) -> Result<(User, Holder, Option<Route>)> {
-        let caller = self.authenticator.caller(&peer.verdict, request.headers_mut()).await;
+        let caller = self.authenticator.caller(&peer.verdict, &mut head.headers).await;
         if caller.as_ref().map_or_else(|error| error.code == 401, User::is_anonymous) {
             peer.unauthenticated();
         }
-        let user = self.effective(caller?, request.headers()).await?;
-        let route = line.resource.as_ref().map(|path| served::route(path, request.method()));
+        let user = self.effective(caller?, &head.headers).await?;
+        let route = line.resource.as_ref().map(|path| served::route(path, &head.method));
         let route = route.transpose()?;
         self.authorize(&user, line.verb, line).await?;
         let holder = limits::holder(&user);
@@ -242,12 +244,16 @@ impl Router {
     }
 }
 
-/// A panic ends its request, and nothing else.
-async fn contained(request: impl Future<Output = Result>) -> Result {
-    panics::contain(request).await.unwrap_or_else(|_| {
-        let message = "This request caused apiserver to panic. Look in the logs for details.";
-        Err(StatusError::internal(message))
-    })
+/// A panic ends its request, and nothing else. The request is put on the heap, and is gone from there
+/// when it has its answer: a connection holds the little that is left until the answer is sent.
+fn contained(request: impl Future<Output = Result>) -> impl Future<Output = Result> {
+    let request = panics::contain(request);
+    async {
+        request.await.unwrap_or_else(|_| {
+            let message = "This request caused apiserver to panic. Look in the logs for details.";
+            Err(StatusError::internal(message))
+        })
+    }
 }
 
 fn too_long() -> StatusError {

@@ -86,6 +86,7 @@ impl Router {
                 self.api.registry.store().revision().await.map_err(crate::registry::refusal)?
             }
             (true, _) => {
+                let _turn = self.limits.turn(&call.holder).await;
                 let meta = self
                     .api
                     .registry

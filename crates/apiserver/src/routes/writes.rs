@@ -87,6 +87,7 @@ impl Router {
         let request = lists::list_request(&call.line.query, call.resource, call.namespace())?;
         let mut items = Vec::new();
         let memory = self.limits.memory(&call.holder, 0)?;
+        let turn = self.limits.turn(&call.holder).await;
         let meta = self
             .api
             .registry
@@ -98,6 +99,7 @@ impl Router {
                 Ok(())
             })
             .await?;
+        drop(turn);
         for item in &items {
             let result = self
                 .api

@@ -14,7 +14,7 @@ use std::time::Duration;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use longshore_base::budget::Holder;
+use longshore_base::budget::{Holder, Share};
 use longshore_base::connections::{
     Connection, ConnectionLimiter, Counted, FIRST_REQUEST_TIMEOUT, Limits, MAX_ERROR_STREAMS,
     MAX_RESET_STREAMS, RECEIVE_WINDOW,
@@ -61,6 +61,8 @@ pub(crate) struct Peer {
     is_http2: bool,
     /// It is to end with the answers that are under way.
     closes: CancellationToken,
+    /// It is to end at once.
+    aborts: CancellationToken,
     requests: AtomicU64,
     large_answers: LargeAnswers,
 }
@@ -73,6 +75,16 @@ impl Peer {
             self.closes.cancel();
         }
         authorized
+    }
+
+    /// A request is refused: to be held until the answer is sent. `None`: the client reads no answers,
+    /// and loses its connection.
+    pub(crate) fn refuse(&self) -> Option<Share> {
+        let share = self.connection.refuse();
+        if share.is_none() {
+            self.aborts.cancel();
+        }
+        share
     }
 
     /// A request came without credentials. HTTP/2 makes requests cheap for a client and dear for us:
@@ -167,6 +179,7 @@ async fn connection(
         connection: place,
         is_http2,
         closes: stop.child_token(),
+        aborts: CancellationToken::new(),
         requests: AtomicU64::new(0),
         large_answers: LargeAnswers::default(),
     });
@@ -196,6 +209,9 @@ async fn connection(
                     tracing::debug!(%error, "connection");
                 }
                 return;
+            }
+            () = peer.aborts.cancelled() => {
+                return tracing::info!("a client does not take its answers");
             }
             () = peer.closes.cancelled(), if !is_closing => {
                 is_closing = true;

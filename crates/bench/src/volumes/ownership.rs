@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use longshore::volumes::Ownership as Change;
+use longshore_volumes::Ownership as Change;
 use serde::Serialize;
 
 use crate::statistics::median;

@@ -2,6 +2,7 @@
 
 mod zones;
 
+use longshore_generators::{hostile, text};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -314,6 +315,93 @@ proptest! {
                 given["metadata"]["labels"] = labels;
                 let _ = persistent(&given);
             }
+        }
+    }
+}
+
+/// A source of each kind with all of its fields.
+fn sources() -> Vec<Value> {
+    vec![
+        json!({"awsElasticBlockStore": {"volumeID": "aws://a/vol-1", "partition": 1, "fsType": "xfs", "readOnly": true}}),
+        json!({"azureDisk": {"diskName": "d", "diskURI": "/s/d", "kind": "Managed", "cachingMode": "None", "fsType": "xfs", "readOnly": true}}),
+        json!({"azureFile": {"secretName": "azure-storage-account-a-secret", "secretNamespace": "keys", "shareName": "s", "readOnly": true}}),
+        json!({"cinder": {"volumeID": "c", "fsType": "xfs", "readOnly": true, "secretRef": {"name": "s", "namespace": "keys"}}}),
+        json!({"gcePersistentDisk": {"pdName": "d", "partition": 1, "fsType": "xfs", "readOnly": true}}),
+        json!({"portworxVolume": {"volumeID": "p", "fsType": "xfs", "readOnly": true}}),
+        json!({"vsphereVolume": {"volumePath": "[ds] v", "fsType": "xfs", "storagePolicyName": "gold", "storagePolicyID": "7"}}),
+    ]
+}
+
+/// PersistentVolumes of all kinds, with all that tells where they can be used.
+fn any_volume() -> impl Strategy<Value = Value> {
+    let example = |source: Value| {
+        let mut example = volume(source);
+        example["metadata"]["annotations"] = json!({
+            "kubernetes.io/azure-file-resource-group": "rg",
+            "openstorage.io/auth-secret-name": "token", "openstorage.io/auth-secret-namespace": "keys",
+        });
+        example
+    };
+    let zone = prop::sample::select(vec![zones::ZONE, "failure-domain.beta.kubernetes.io/zone"]);
+    let region = "topology.kubernetes.io/region";
+    let label = prop_oneof![Just("eu-west1-b__eu-west1-c".to_owned()), text()];
+    let affinity = (prop::option::of(1..4_usize), any::<bool>());
+    let bound = (prop::sample::select(sources()), zone, label, affinity).prop_map(
+        move |(source, zone, label, (terms, alone))| {
+            let mut example = example(source);
+            example["metadata"]["labels"] = json!({zone: label, region: "eu-west1"});
+            let expression =
+                |key: &str, value: &str| json!({"key": key, "operator": "In", "values": [value]});
+            let all = [expression(zone, "a"), expression(region, "eu"), expression("tier", "gold")];
+            let expressions = all.into_iter().skip(usize::from(alone) * 2).collect::<Vec<_>>();
+            if let Some(terms) = terms {
+                let term = json!({"matchExpressions": expressions, "matchFields": []});
+                example["spec"]["nodeAffinity"] =
+                    json!({"required": {"nodeSelectorTerms": vec![term; terms]}});
+            }
+            example
+        },
+    );
+    bound.prop_flat_map(|example| hostile(example, 8))
+}
+
+proptest! {
+    /// Finding 1: a volume that is refused says why; one that is not is its driver's, and what is
+    /// told of it is in proportion to what it says itself.
+    #[test]
+    fn extremes_of_persistent_volumes_are_translated_or_refused(volume in any_volume()) {
+        let terms = volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"].as_array();
+        let most = volume.to_string().len() * (8 + terms.map_or(0, Vec::len)) + 1024;
+        match persistent(&volume) {
+            Ok(Some(translated)) => {
+                let csi = &translated["spec"]["csi"];
+                prop_assert!(csi["driver"].is_string());
+                prop_assert!(csi["volumeHandle"].as_str().is_some_and(|handle| !handle.is_empty()));
+                prop_assert!(translated.to_string().len() <= most);
+                prop_assert_eq!(persistent(&translated), Ok(None));
+            }
+            Ok(None) => {}
+            Err(error) => prop_assert!(error.to_string().len() <= most),
+        }
+    }
+
+    /// Finding 1.
+    #[test]
+    fn extremes_of_pods_volumes_are_translated_or_refused(
+        volume in prop::sample::select(sources()).prop_flat_map(|mut volume| {
+            volume["name"] = "data".into();
+            hostile(volume, 4)
+        }),
+        namespace in text(),
+    ) {
+        let most = (volume.to_string().len() + namespace.len()) * 8 + 1024;
+        match inline(&volume, &namespace) {
+            Ok(Some(translated)) => {
+                prop_assert!(translated["metadata"]["name"].as_str().is_some_and(|name| !name.is_empty()));
+                prop_assert!(translated.to_string().len() <= most);
+            }
+            Ok(None) => {}
+            Err(error) => prop_assert!(error.to_string().len() <= most),
         }
     }
 }

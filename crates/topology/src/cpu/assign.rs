@@ -136,7 +136,8 @@ impl<'a> Picker<'a> {
         let mut whole = self.sorted(level);
         whole.retain(|id| self.is_whole(level, *id));
         for id in whole {
-            let cpus = self.cpus.cpus_in(level, id);
+            // One that is larger than most may have no more free than they.
+            let cpus = self.free.cpus_in(level, id);
             if self.needed >= cpus.len() {
                 self.take(&cpus);
             }

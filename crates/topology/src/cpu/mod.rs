@@ -119,11 +119,12 @@ impl Policy {
     /// # Errors
     /// When it does not fit this machine and these reservations.
     pub fn restore(&mut self, state: State) -> Result<(), StateError> {
-        if state.shared.is_empty() {
-            if !state.assignments.is_empty() {
-                return Err(StateError::Mismatch("default cpuset cannot be empty".to_owned()));
-            }
+        if state.shared.is_empty() && state.assignments.is_empty() {
             return Ok(());
+        }
+        // With the reserved ones not shared, pods may have all others for themselves.
+        if state.shared.is_empty() && !self.options.strict_reservation {
+            return Err(StateError::Mismatch("default cpuset cannot be empty".to_owned()));
         }
         let held = self.reserved.intersection(&state.shared);
         if self.options.strict_reservation && !held.is_empty() {

@@ -48,11 +48,15 @@ pub(super) fn state(empty: &BTreeMap<u32, NodeState>, kept: &State) -> Result<()
                          assignment uses {what} that does not exist"
                     ))
                 };
+                // Pods may ask for no pages of a size that the machine does not have, and a node
+                // without memory has no pages beside one that has.
+                let mut is_there = block.size == 0;
                 for id in &block.nodes {
                     let node = expected.get(id).ok_or_else(|| lacks("the NUMA"))?;
-                    if !node.memory_map.contains_key(&block.resource) {
-                        return Err(lacks("memory resource"));
-                    }
+                    is_there |= node.memory_map.contains_key(&block.resource);
+                }
+                if !is_there {
+                    return Err(lacks("memory resource"));
                 }
                 take(&mut expected, &block.nodes, &block.resource, block.size);
             }

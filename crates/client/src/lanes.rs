@@ -1,0 +1,214 @@
+//! Connections that watches share. A node follows each object that its pods refer to by a watch of
+//! its own, and would hold a connection for each if they did not share them as HTTP/2 streams. A
+//! server takes only so many streams on a connection, so there are as many as it takes.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hyper::http::{Request, Response};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client as HyperClient;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use kube::client::{Body, ClientBuilder, ConfigExt};
+use kube::{Client, Config};
+use tokio::sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore};
+use tower::ServiceBuilder;
+
+use crate::mutex::locked;
+
+/// Streams on a connection: what kube-apiserver takes.
+const STREAMS: usize = 100;
+/// The kernel finds out whether the other end of a silent connection lives, and wakes nobody.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+const KEEPALIVE_RETRIES: u32 = 3;
+
+/// Marks a watch that is to share its connection, as an extension of its request.
+#[derive(Clone, Copy, Debug)]
+pub struct SharesConnection;
+
+/// The shared connections to one server.
+pub(super) struct Lanes {
+    config: Config,
+    lanes: Mutex<Vec<Arc<Lane>>>,
+}
+
+struct Lane {
+    client: Client,
+    room: Arc<Semaphore>,
+    /// Held by the request that opens the connection: those at the same time would open their own.
+    opening: AsyncMutex<()>,
+    open: AtomicBool,
+}
+
+/// A watch's place on a connection, held for as long as it lives.
+pub(super) struct Place {
+    lane: Arc<Lane>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // It may have ended with the connection.
+        self.lane.open.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Lanes {
+    /// No connection yet to the server of that config.
+    pub(super) fn new(config: Config) -> Self {
+        Self { config, lanes: Mutex::default() }
+    }
+
+    /// Sends a request over a connection that has room for it. Its answer may last for long.
+    pub(super) async fn send(
+        &self,
+        request: Request<Body>,
+    ) -> Result<(Response<Body>, Place), kube::Error> {
+        let place = self.enter()?;
+        let lane = &place.lane;
+        let mut opening = Some(lane.opening.lock().await);
+        if lane.open.load(Ordering::Relaxed) {
+            opening = None;
+        }
+        let answer = lane.client.send(request).await?;
+        lane.open.store(true, Ordering::Relaxed);
+        drop(opening);
+        Ok((answer, place))
+    }
+
+    fn enter(&self) -> Result<Place, kube::Error> {
+        let mut lanes = locked(&self.lanes);
+        let free = |lane: &Arc<Lane>| {
+            let permit = Arc::clone(&lane.room).try_acquire_owned().ok()?;
+            Some(Place { lane: Arc::clone(lane), _permit: permit })
+        };
+        if let Some(place) = lanes.iter().find_map(free) {
+            return Ok(place);
+        }
+        let lane = Arc::new(Lane {
+            client: connect(&self.config)?,
+            room: Arc::new(Semaphore::new(STREAMS)),
+            opening: AsyncMutex::default(),
+            open: AtomicBool::default(),
+        });
+        lanes.push(Arc::clone(&lane));
+        free(&lane).ok_or_else(|| kube::Error::Service("a new connection has no room".into()))
+    }
+}
+
+/// A client of one connection, as kube makes them, but for HTTP/2 where the server speaks it.
+fn connect(config: &Config) -> Result<Client, kube::Error> {
+    if config.proxy_url.is_some() {
+        return Client::try_from(config.clone());
+    }
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_connect_timeout(config.connect_timeout);
+    tcp.set_keepalive(Some(KEEPALIVE));
+    tcp.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
+    tcp.set_keepalive_retries(Some(KEEPALIVE_RETRIES));
+    let mut tls = HttpsConnectorBuilder::new()
+        .with_tls_config(config.rustls_client_config()?)
+        .https_or_http();
+    let name = config.tls_server_name.clone().and_then(|name| name.try_into().ok());
+    if let Some(name) = name {
+        tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
+    }
+    let connector = tls.enable_all_versions().wrap_connector(tcp);
+    let hyper: HyperClient<_, Body> = HyperClient::builder(TokioExecutor::new()).build(connector);
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(tower::BoxError::from)
+        .service(hyper);
+    Ok(ClientBuilder::new(service, config.default_namespace.clone()).build())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::convert::Infallible;
+    use std::sync::atomic::AtomicUsize;
+
+    use axum::body::Body as Content;
+    use futures::future::join_all;
+    use hyper::body::Incoming;
+    use hyper::service::service_fn;
+    use hyper_util::rt::TokioIo;
+    use hyper_util::server::conn::auto::Builder;
+    use tokio_rustls::TlsAcceptor;
+
+    use super::*;
+
+    /// A server that speaks these protocols, and never ends an answer; counts its connections.
+    async fn serve(protocols: &[&str]) -> (Config, Arc<AtomicUsize>) {
+        let pair = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        let key = rustls::pki_types::PrivateKeyDer::try_from(pair.signing_key.serialize_der());
+        let mut tls = rustls::ServerConfig::builder_with_provider(Arc::new(
+            rustls::crypto::ring::default_provider(),
+        ))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![pair.cert.der().clone()], key.unwrap())
+        .unwrap();
+        tls.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
+        let acceptor = TlsAcceptor::from(Arc::new(tls));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://localhost:{}", listener.local_addr().unwrap().port());
+        let connections = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&connections);
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let (acceptor, count) = (acceptor.clone(), Arc::clone(&count));
+                tokio::spawn(async move {
+                    let Ok(stream) = acceptor.accept(stream).await else { return };
+                    count.fetch_add(1, Ordering::SeqCst);
+                    let answer = service_fn(|_: Request<Incoming>| async {
+                        let endless = futures::stream::pending::<Result<String, Infallible>>();
+                        Ok::<_, Infallible>(Response::new(Content::from_stream(endless)))
+                    });
+                    let mut server = Builder::new(TokioExecutor::new());
+                    server.http2().max_concurrent_streams(u32::try_from(STREAMS).unwrap());
+                    let _ = server.serve_connection(TokioIo::new(stream), answer).await;
+                });
+            }
+        });
+        let mut config = Config::new(url.parse().unwrap());
+        config.accept_invalid_certs = true;
+        (config, connections)
+    }
+
+    #[tokio::test]
+    async fn watches_share_as_few_connections_as_the_server_lets_them() {
+        let (config, connections) = serve(&["h2", "http/1.1"]).await;
+        let lanes = Lanes::new(config);
+        let watch = || async {
+            let request = Request::get("/watch").body(Body::empty()).unwrap();
+            lanes.send(request).await.unwrap()
+        };
+        let mut open = join_all((0..2 * STREAMS + 1).map(|_| watch())).await;
+        assert_eq!(connections.load(Ordering::SeqCst), 3);
+        // What ends makes room, and no new connection is needed.
+        open.truncate(STREAMS);
+        open.extend(join_all((0..STREAMS).map(|_| watch())).await);
+        assert_eq!(connections.load(Ordering::SeqCst), 3);
+    }
+
+    #[tokio::test]
+    async fn a_server_of_the_old_protocol_serves_too() {
+        let (config, connections) = serve(&["http/1.1"]).await;
+        let lanes = Lanes::new(config);
+        let request = || Request::get("/watch").body(Body::empty()).unwrap();
+        let first = lanes.send(request()).await.unwrap();
+        let second = lanes.send(request()).await.unwrap();
+        assert_eq!(connections.load(Ordering::SeqCst), 2);
+        assert!(first.0.status().is_success() && second.0.status().is_success());
+    }
+}

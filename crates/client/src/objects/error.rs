@@ -1,0 +1,76 @@
+//! Why objects are not to be had.
+
+use std::sync::Arc;
+
+use kube::Error as KubeError;
+
+/// Why an object or token could not be had. Cheap to clone: callers share one request's outcome.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// The apiserver has no such object.
+    #[error("{kind} {name:?} not found")]
+    NotFound {
+        /// `secret`, `configmap` or `runtimeclass.node.k8s.io`.
+        kind: &'static str,
+        /// The object's name.
+        name: String,
+    },
+    /// The apiserver refused or could not be reached.
+    #[error("failed to {action}: {reason}")]
+    Request {
+        /// What was asked for.
+        action: String,
+        /// The server's message, or what went wrong on the way.
+        reason: Arc<str>,
+    },
+    /// The object cannot be decoded. Asking again is of no use: its next change is told.
+    #[error("failed to {action}: {reason}")]
+    Unreadable {
+        /// What was asked for.
+        action: String,
+        /// Which object, which field, and why.
+        reason: Arc<str>,
+    },
+    /// The node runs without an apiserver.
+    #[error("failed to {action}: no apiserver is configured")]
+    NoApiserver {
+        /// What was asked for.
+        action: String,
+    },
+    /// What a pod asks of trust bundles cannot be given.
+    #[error("{0}")]
+    TrustBundle(String),
+    /// A token was asked for a pod that names no service account.
+    #[error("pod names no service account to make a token for")]
+    NoServiceAccount,
+}
+
+impl Error {
+    /// Whether the object does not exist, which an `optional` reference forgives.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::NotFound { .. })
+    }
+
+    /// Whether asking again may lead to another answer.
+    pub(super) fn is_passing(&self) -> bool {
+        !matches!(self, Self::NotFound { .. } | Self::Unreadable { .. })
+    }
+
+    pub(super) fn request(action: String, error: KubeError) -> Self {
+        let reason = match error {
+            KubeError::Api(status) => status.message,
+            // The outer text is often just "service error"; the innermost says why.
+            error => root_cause(&error),
+        };
+        Self::Request { action, reason: reason.into() }
+    }
+}
+
+/// What went wrong at the bottom of an error.
+pub fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}

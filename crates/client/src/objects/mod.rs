@@ -1,0 +1,368 @@
+//! Secrets, configmaps, runtime classes and service account tokens that the pods of this node refer
+//! to, each by its name as the Node authorizer allows. Workers register a pod here before they use
+//! it; volumes, environment variables and image pulls read from here.
+//!
+//! How changes are seen is `configMapAndSecretChangeDetectionStrategy`. By `Watch`, each object has
+//! one watch for all pods that refer to it (`watched`, `follow`), and they are told of its changes
+//! (`changes`); by `Cache` and `Get` it is asked for (`cache`), and each pod is looked at from time
+//! to time.
+
+mod bundles;
+mod cache;
+mod changes;
+mod drivers;
+mod error;
+mod follow;
+mod references;
+mod tokens;
+mod watched;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{
+    ClusterTrustBundleProjection, ConfigMap, Pod, Secret, ServiceAccountTokenProjection,
+};
+use k8s_openapi::api::node::v1::RuntimeClass;
+use kube::api::GetParams;
+use kube::{Client, Error as KubeError};
+use longshore_pod::spec;
+
+pub use changes::{Changed, Changes};
+pub use drivers::follow_driver;
+pub use error::Error;
+pub use error::root_cause;
+
+use crate::object;
+use bundles::Bundles;
+use cache::{Cache, Key, Named};
+use changes::Told;
+use longshore_config::Config;
+use references::{Reference, References};
+use tokens::PodTokens;
+use watched::Watched;
+
+/// How long a fetched object is used before it is asked for again.
+const TIME_TO_LIVE: Duration = Duration::from_secs(60);
+/// The same for those who use an object once, when a container starts.
+const FRESH: Duration = Duration::from_secs(1);
+/// How long one request may take, so that a silent apiserver does not hold a pod's worker.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// The same for an object of which some version is known, and good enough.
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// One of the secrets and configmaps that a pod refers to, if there is any, in words.
+pub fn first_reference(pod: &Pod) -> Option<String> {
+    let all = references::of(pod);
+    // A class tells how to run a pod, and holds nothing that is for some pods alone.
+    let kept = all.iter().find(|reference| {
+        !matches!(reference, Reference::RuntimeClass(_) | Reference::TrustBundles)
+    });
+    kept.map(ToString::to_string)
+}
+
+/// A request's answer, or an error once it has taken too long.
+async fn within<T>(
+    deadline: Duration,
+    request: impl Future<Output = kube::Result<T>>,
+) -> kube::Result<T> {
+    let late = |_| KubeError::Service(format!("no answer within {deadline:?}").into());
+    tokio::time::timeout(deadline, request).await.map_err(late)?
+}
+
+/// How changes of objects are seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detection {
+    /// By a watch of each object.
+    Watch,
+    /// By asking again for what is a minute old; pods are looked at so often.
+    Cache(Duration),
+    /// By asking each time; pods are looked at so often.
+    Get(Duration),
+}
+
+impl Detection {
+    /// As the configuration says.
+    pub fn of(config: &Config) -> Self {
+        let period = config.kubelet.sync_frequency.get();
+        match config.kubelet.config_map_and_secret_change_detection_strategy.as_str() {
+            "Cache" => Self::Cache(period),
+            "Get" => Self::Get(period),
+            _ => Self::Watch,
+        }
+    }
+
+    /// How often pods are looked at, where nobody tells of changes.
+    fn period(self) -> Option<Duration> {
+        match self {
+            Self::Watch => None,
+            Self::Cache(period) | Self::Get(period) => Some(period),
+        }
+    }
+}
+
+/// The objects that this node's pods use. A cheap handle; clones share what is known.
+#[derive(Clone)]
+pub struct Objects {
+    inner: Arc<Inner>,
+    time_to_live: Duration,
+}
+
+struct Inner {
+    client: Option<Client>,
+    detection: Detection,
+    secrets: Store<Secret>,
+    config_maps: Store<ConfigMap>,
+    runtime_classes: Store<RuntimeClass>,
+    /// `None` while their feature gate is off.
+    bundles: Option<Bundles>,
+    pods: Mutex<HashMap<String, Registered>>,
+}
+
+/// One kind of object.
+enum Store<K> {
+    Watched(Watched<K>),
+    Cached(Cache<K>),
+    /// Nothing is kept.
+    Asked,
+}
+
+/// What is kept for a pod, by its UID.
+#[derive(Default)]
+struct Registered {
+    references: References,
+    tokens: Arc<PodTokens>,
+    told: Arc<Told>,
+}
+
+impl Objects {
+    /// Objects over a client, as the configuration wants them followed; without a client (a node of
+    /// static pods alone) every object is an error.
+    pub fn of(client: Option<Client>, config: &Config) -> Self {
+        let bundles = config.gates.enabled("ClusterTrustBundleProjection");
+        Self::build(client, Detection::of(config), TIME_TO_LIVE, bundles)
+    }
+
+    /// Objects over a client, without trust bundles.
+    pub fn new(client: Option<Client>, detection: Detection) -> Self {
+        Self::build(client, detection, TIME_TO_LIVE, false)
+    }
+
+    fn build(
+        client: Option<Client>,
+        detection: Detection,
+        time_to_live: Duration,
+        bundles: bool,
+    ) -> Self {
+        let inner = Inner {
+            client,
+            detection,
+            secrets: Store::new(detection),
+            config_maps: Store::new(detection),
+            // upstream follows all of them, whatever is said of secrets
+            runtime_classes: Store::new(Detection::Watch),
+            bundles: bundles.then(Bundles::default),
+            pods: Mutex::default(),
+        };
+        Self { inner: Arc::new(inner), time_to_live }
+    }
+
+    /// The way to the apiserver, if there is one.
+    pub fn client(&self) -> Option<&Client> {
+        self.inner.client.as_ref()
+    }
+
+    /// A handle of the same that gives cached objects of the last second, or asks anew.
+    pub fn fresh(&self) -> Self {
+        Self { time_to_live: self.time_to_live.min(FRESH), ..self.clone() }
+    }
+
+    /// Makes a pod's references known, and tells of their changes from then on. Calling again for a
+    /// pod with the same references does nothing; references that it lost are dropped.
+    pub fn register(&self, pod: &Pod) -> Changes {
+        let new = references::of(pod);
+        let mut pods = self.pods();
+        let registered = pods.entry(spec::uid(pod).to_owned()).or_default();
+        for reference in new.difference(&registered.references) {
+            Inner::retain(&self.inner, reference);
+        }
+        for reference in registered.references.difference(&new) {
+            self.inner.release(reference);
+        }
+        registered.references = new;
+        Changes::new(Arc::clone(&registered.told), self.inner.detection.period())
+    }
+
+    /// Forgets a pod: objects that no other pod uses are dropped, and so are its tokens.
+    pub fn unregister(&self, uid: &str) {
+        let mut pods = self.pods();
+        for reference in pods.remove(uid).unwrap_or_default().references {
+            self.inner.release(&reference);
+        }
+    }
+
+    /// A secret by name. Callers at the same time share one request.
+    pub async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<Secret>, Error> {
+        self.get(&self.inner.secrets, Key::new(namespace, name)).await
+    }
+
+    /// A configmap by name. Callers at the same time share one request.
+    pub async fn config_map(&self, namespace: &str, name: &str) -> Result<Arc<ConfigMap>, Error> {
+        self.get(&self.inner.config_maps, Key::new(namespace, name)).await
+    }
+
+    /// A runtime class by name. Callers at the same time share one request.
+    pub async fn runtime_class(&self, name: &str) -> Result<Arc<RuntimeClass>, Error> {
+        self.get(&self.inner.runtime_classes, Key::new("", name)).await
+    }
+
+    /// The certificates of the trust bundles that a registered pod asks for, as PEM.
+    pub async fn trust_anchors(
+        &self,
+        source: &ClusterTrustBundleProjection,
+    ) -> Result<Vec<u8>, Error> {
+        match (&self.inner.bundles, &self.inner.client) {
+            (None, _) => Err(Error::TrustBundle(
+                "ClusterTrustBundle projection is not supported: the feature gate \
+                 ClusterTrustBundleProjection is off"
+                    .to_owned(),
+            )),
+            (_, None) => {
+                Err(Error::NoApiserver { action: "list cluster trust bundles".to_owned() })
+            }
+            (Some(bundles), _) => bundles.anchors(source).await,
+        }
+    }
+
+    /// A token of the pod's service account, bound to the pod and kept until 80 % of its life is
+    /// over; then its pod is told. When it cannot be renewed in time, the old one is given as long
+    /// as it is valid.
+    pub async fn service_account_token(
+        &self,
+        pod: &Pod,
+        projection: &ServiceAccountTokenProjection,
+    ) -> Result<Arc<str>, Error> {
+        let (tokens, told) = match self.pods().get(spec::uid(pod)) {
+            Some(registered) => (registered.tokens.clone(), registered.told.clone()),
+            None => Default::default(),
+        };
+        let client = self.inner.client.as_ref();
+        tokens.get(client, pod, projection, &told.renewal).await
+    }
+
+    async fn get<K: Named>(&self, store: &Store<K>, key: Key) -> Result<Arc<K>, Error> {
+        let client = self.inner.client.as_ref();
+        let client = client.ok_or_else(|| Error::NoApiserver { action: key.action::<K>() })?;
+        let fetch = async |known| fetch::<K>(client, &key, known).await;
+        match store {
+            Store::Watched(watched) => match watched.get(&key).await {
+                Some(known) => known,
+                None => fetch(false).await.map(Arc::new),
+            },
+            Store::Cached(cache) => cache.get(&key, self.time_to_live, fetch).await,
+            Store::Asked => fetch(false).await.map(Arc::new),
+        }
+    }
+
+    fn pods(&self) -> MutexGuard<'_, HashMap<String, Registered>> {
+        self.inner.pods()
+    }
+}
+
+/// Asks for an object; cheaply, if some version of it is known.
+async fn fetch<K: Named>(client: &Client, key: &Key, known: bool) -> Result<K, Error> {
+    // The apiserver's own cache is good enough to look for changes, and spares etcd.
+    let (params, deadline) = match known {
+        true => (GetParams::any(), RENEWAL_TIMEOUT),
+        false => (GetParams::default(), REQUEST_TIMEOUT),
+    };
+    let api = K::api(client.clone(), &key.namespace);
+    let request = object(api.get_with(&key.name, &params));
+    within(deadline, request).await.map_err(|error| match error {
+        KubeError::Api(status) if status.code == 404 => {
+            Error::NotFound { kind: K::NAME, name: key.name.to_string() }
+        }
+        error => Error::request(key.action::<K>(), error),
+    })
+}
+
+impl Inner {
+    fn retain(inner: &Arc<Self>, reference: &Reference) {
+        match reference {
+            Reference::Secret(key) => inner.secrets.retain(inner, key, reference),
+            Reference::ConfigMap(key) => inner.config_maps.retain(inner, key, reference),
+            Reference::RuntimeClass(key) => inner.runtime_classes.retain(inner, key, reference),
+            Reference::TrustBundles => {
+                if let (Some(bundles), Some(client)) = (&inner.bundles, &inner.client) {
+                    bundles.retain(client, Self::teller(inner, reference));
+                }
+            }
+        }
+    }
+
+    fn release(&self, reference: &Reference) {
+        match reference {
+            Reference::Secret(key) => self.secrets.release(key),
+            Reference::ConfigMap(key) => self.config_maps.release(key),
+            Reference::RuntimeClass(key) => self.runtime_classes.release(key),
+            Reference::TrustBundles => self.bundles.iter().for_each(Bundles::release),
+        }
+    }
+
+    /// What tells of changes of the object, as long as there is somebody to tell.
+    fn teller(inner: &Arc<Self>, reference: &Reference) -> impl Fn() + Send + Sync + 'static {
+        let (inner, reference) = (Arc::downgrade(inner), reference.clone());
+        move || {
+            if let Some(inner) = inner.upgrade() {
+                inner.changed(&reference);
+            }
+        }
+    }
+
+    /// Tells the pods that refer to the object, and no others.
+    fn changed(&self, reference: &Reference) {
+        let pods = self.pods();
+        let concerned = pods.values().filter(|pod| pod.references.contains(reference));
+        concerned.for_each(|pod| pod.told.note(reference));
+    }
+
+    fn pods(&self) -> MutexGuard<'_, HashMap<String, Registered>> {
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K: Named> Store<K> {
+    fn new(detection: Detection) -> Self {
+        match detection {
+            Detection::Watch => Self::Watched(Watched::default()),
+            Detection::Cache(_) => Self::Cached(Cache::default()),
+            Detection::Get(_) => Self::Asked,
+        }
+    }
+
+    fn retain(&self, inner: &Arc<Inner>, key: &Key, reference: &Reference) {
+        match (self, &inner.client) {
+            (Self::Watched(watched), Some(client)) => {
+                watched.retain(key, client, Inner::teller(inner, reference));
+            }
+            (Self::Cached(cache), _) => cache.retain(key),
+            _ => {}
+        }
+    }
+
+    fn release(&self, key: &Key) {
+        match self {
+            Self::Watched(watched) => watched.release(key),
+            Self::Cached(cache) => cache.release(key),
+            Self::Asked => {}
+        }
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::arithmetic_side_effects)]
+pub mod fake;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests;

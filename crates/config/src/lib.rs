@@ -1,0 +1,352 @@
+//! From the command line and the configuration files to one plain [`Config`] that the rest reads.
+//! Flags win over files; everything is checked before anything starts, and all faults are told
+//! together.
+
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+
+mod cgroups;
+mod checks_managers;
+mod ciphers;
+mod effects;
+mod eviction;
+mod file;
+mod flags;
+mod gates;
+mod help;
+mod kernel;
+mod kubelet;
+mod labels;
+mod pflag;
+mod proxy;
+mod quantities;
+#[cfg(test)]
+mod tests;
+mod validation;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use longshore_base::version::{KUBERNETES_VERSION, go_arch};
+pub use longshore_duration::{GoDuration, ParseDurationError};
+
+pub use self::eviction::Eviction;
+pub use self::file::FileError;
+use self::flags::{KUBELET_FLAGS, KubeletFlags};
+pub use self::gates::FeatureGates;
+pub use self::kubelet::*;
+use self::pflag::Parsed;
+pub use self::proxy::banner as proxy_banner;
+pub use self::proxy::{ProxyConfig, ProxyTask};
+pub use self::quantities::Reserved;
+
+/// Why the daemon cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The command line is not understood.
+    #[error("{0}")]
+    CommandLine(String),
+    /// A configuration file cannot be used.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// Settings that are well formed but not allowed: one line for each.
+    #[error("invalid configuration:\n  {}", .0.join("\n  "))]
+    Invalid(Vec<String>),
+}
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub enum Command {
+    /// Print this text on a line of its own and leave with success.
+    Print(String),
+    /// Write this text to a file and leave.
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What is to stand there.
+        text: String,
+    },
+    /// Run the kubelet, with kube-proxy beside it if the config has one.
+    Kubelet(Box<Config>),
+    /// Run kube-proxy alone.
+    Proxy(Box<ProxyConfig>, ProxyTask),
+}
+
+/// Everything that is set from outside, checked and complete.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The fields of `KubeletConfiguration`, files and flags taken together.
+    pub kubelet: KubeletConfiguration,
+    /// The feature gates in force.
+    pub gates: FeatureGates,
+    /// The node's name: the host's name in lower case, unless overridden.
+    pub node_name: String,
+    /// Addresses from `--node-ip`, at most one of each family; empty: find the host's own.
+    pub node_ips: Vec<IpAddr>,
+    /// Labels that self-registration gives the node.
+    pub node_labels: BTreeMap<String, String>,
+    /// How to reach the apiserver; `None`: standalone, with pods from files alone.
+    pub kubeconfig: Option<PathBuf>,
+    /// How to get a first client certificate when `kubeconfig` does not exist.
+    pub bootstrap_kubeconfig: Option<PathBuf>,
+    /// Where state lives (`/var/lib/kubelet`).
+    pub root_dir: PathBuf,
+    /// Where the daemon's own certificates live.
+    pub cert_dir: PathBuf,
+    /// `external`: a cloud controller completes the node object.
+    pub external_cloud: bool,
+    /// Held while the daemon runs, so that there is but one.
+    pub lock_file: Option<PathBuf>,
+    /// Leave when another process wants the lock file.
+    pub exit_on_lock_contention: bool,
+    /// The cgroup of the container runtime, when its use is to be told apart.
+    pub runtime_cgroups: String,
+    /// Configuration of the image credential plugins.
+    pub image_credential_provider_config: Option<PathBuf>,
+    /// Where those plugins' programs are.
+    pub image_credential_provider_bin_dir: Option<PathBuf>,
+    /// How long a dead container is kept at least.
+    pub minimum_container_ttl: GoDuration,
+    /// How many dead instances are kept of each container.
+    pub maximum_dead_containers_per_container: i32,
+    /// How many dead containers are kept in all; negative: any number.
+    pub maximum_dead_containers: i32,
+    /// Whether to run something in a pod takes leave to create, whatever the request's method.
+    pub strict_streams: bool,
+    /// Port of cAdvisor's own interface, on the address of the server's; 0 for none.
+    pub cadvisor_port: i32,
+    /// What is held back from pods.
+    pub reserved: Reserved,
+    /// When pods have to go for the node's sake.
+    pub eviction: Eviction,
+    /// Every flag that there is with its value in force, for people to read.
+    pub flags: BTreeMap<&'static str, String>,
+    /// What works otherwise than its author may think, for a line each in the log.
+    pub warnings: Vec<String>,
+    /// kube-proxy, if it runs in the same process.
+    pub proxy: Option<Box<ProxyConfig>>,
+}
+
+const USAGE: &str = "\
+Longshore, a Kubernetes node.
+
+Usage:
+  longshore kubelet [flags]   run the kubelet (also when the program's name is kubelet)
+  longshore proxy [flags]     run kube-proxy (also when the program's name is kube-proxy)
+  longshore node [flags]      run both in one process; takes the kubelet's flags, and
+                              --proxy-config=FILE, a KubeProxyConfiguration
+  longshore --version
+";
+
+/// Reads the whole command line, the program's name first, and the files it names.
+pub fn from_args(args: impl IntoIterator<Item = String>) -> Result<Command, ConfigError> {
+    let mut args = args.into_iter();
+    let program = args.next().unwrap_or_default();
+    let rest: Vec<String> = args.collect();
+    let name = Path::new(&program).file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    match name {
+        "kubelet" => return kubelet_command(&rest, Roles::Kubelet),
+        "kube-proxy" => return proxy::command(&rest),
+        _ => {}
+    }
+    match rest.split_first().map(|(command, rest)| (command.as_str(), rest)) {
+        Some(("kubelet", rest)) => kubelet_command(rest, Roles::Kubelet),
+        Some(("node", rest)) => kubelet_command(rest, Roles::Both),
+        Some(("proxy", rest)) => proxy::command(rest),
+        Some(("--version" | "version", _)) => Ok(Command::Print(version_text("true"))),
+        Some(("--help" | "-h" | "help", _)) => Ok(Command::Print(USAGE.to_owned())),
+        Some((other, _)) => {
+            Err(ConfigError::CommandLine(format!("unknown command {other}\n\n{USAGE}")))
+        }
+        None => Err(ConfigError::CommandLine(format!("no command given\n\n{USAGE}"))),
+    }
+}
+
+/// What a process of the node is.
+#[derive(Clone, Copy, PartialEq)]
+enum Roles {
+    Kubelet,
+    /// With kube-proxy beside it.
+    Both,
+}
+
+fn kubelet_command(args: &[String], roles: Roles) -> Result<Command, ConfigError> {
+    let parsed = Parsed::new(KUBELET_FLAGS, args).map_err(ConfigError::CommandLine)?;
+    let mut flags = KubeletFlags::over(KubeletConfiguration::without_file());
+    parsed.apply(&mut flags).map_err(ConfigError::CommandLine)?;
+    if flags.help {
+        return Ok(Command::Print(help::text()));
+    }
+    let mut warnings = Vec::new();
+    match flags.version.as_str() {
+        "" | "false" => {}
+        "true" | "raw" => return Ok(Command::Print(version_text(&flags.version))),
+        other if other.starts_with('v') => {
+            warnings.push(format!("--version={other}: the version that is told cannot be set"));
+        }
+        other => {
+            let fault = "must be true, false, raw or a version that begins with v";
+            return Err(ConfigError::CommandLine(format!("--version: {other:?} {fault}")));
+        }
+    }
+    let (main, drop_ins) = (path(&flags.config), path(&flags.config_dir));
+    if main.is_some() || drop_ins.is_some() {
+        // once more over the files' settings: flags win
+        let (settings, passed_over) = file::load(main.as_deref(), drop_ins.as_deref())?;
+        warnings.extend(passed_over);
+        flags = KubeletFlags::over(settings);
+        parsed.apply(&mut flags).map_err(ConfigError::CommandLine)?;
+    }
+    let proxy_config = path(&flags.proxy_config);
+    if roles == Roles::Kubelet && proxy_config.is_some() {
+        let fault = "--proxy-config: only `longshore node` runs kube-proxy beside the kubelet";
+        return Err(ConfigError::CommandLine(fault.to_owned()));
+    }
+    let shown = pflag::shown(KUBELET_FLAGS, &mut flags);
+    let mut config = checked(flags)?;
+    config.flags = shown;
+    warnings.extend(parsed.deprecated().map(|flag| {
+        format!("--{flag} is deprecated: it works, but belongs in the file of --config")
+    }));
+    warnings.extend(parsed.ignored().map(|flag| format!("--{flag} has no effect")));
+    warnings.extend(effects::without_effect(&config.kubelet));
+    warnings.extend(effects::flags_without_effect(&config));
+    config.warnings = warnings;
+    if roles == Roles::Both {
+        let proxy = proxy::beside_kubelet(proxy_config, &config.node_name)?;
+        config.proxy = Some(Box::new(proxy));
+    }
+    Ok(Command::Kubelet(Box::new(config)))
+}
+
+/// Checks everything and gathers every fault.
+fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
+    let mut errors = Vec::new();
+    let gates = FeatureGates::new(&flags.kubelet.feature_gates).unwrap_or_else(|faults| {
+        errors.extend(faults);
+        FeatureGates::default()
+    });
+    errors.extend(gates.unprotected());
+    flags.kubelet.fill_gated(&gates);
+    errors.extend(validation::faults(&flags.kubelet, &gates));
+    errors.extend(cgroups::host_faults(&flags.kubelet));
+    errors.extend(checks_managers::faults(&flags.kubelet, &gates));
+    errors.extend(validation::container_faults(flags.minimum_container_ttl));
+    errors.extend(labels::check_node_labels(&flags.node_labels).err().into_iter().flatten());
+    let mut or_fault = |fault: String| errors.push(fault);
+    let node_name = node_name(&flags.hostname_override).map_err(&mut or_fault).unwrap_or_default();
+    let node_ips = node_ips(&flags.node_ip).map_err(&mut or_fault).unwrap_or_default();
+    let ignores_eviction = flags.allocatable_ignores_eviction;
+    let eviction = Eviction::new(&flags.kubelet, ignores_eviction).unwrap_or_else(|faults| {
+        errors.extend(faults);
+        Eviction::default()
+    });
+    let reserved = Reserved::new(&flags.kubelet, &eviction.thresholds, ignores_eviction)
+        .unwrap_or_else(|faults| {
+            errors.extend(faults);
+            Reserved::default()
+        });
+    if !matches!(flags.cloud_provider.as_str(), "" | "external") {
+        errors.push(format!(
+            "--cloud-provider: {:?} must be empty or \"external\"",
+            flags.cloud_provider
+        ));
+    }
+    if flags.exit_on_lock_contention && flags.lock_file.is_empty() {
+        errors.push("--exit-on-lock-contention: --lock-file must be set with it".to_owned());
+    }
+    errors.extend(kernel::faults(&flags.kubelet, Path::new("/proc/sys")));
+    errors.extend(effects::unprotected_flags(&flags));
+    if !(0..=65535).contains(&flags.cadvisor_port) {
+        errors.push("--cadvisor-port: must be a port from 1 to 65535, or 0 for none".to_owned());
+    }
+    if !errors.is_empty() {
+        return Err(ConfigError::Invalid(errors));
+    }
+    Ok(Config {
+        gates,
+        node_name,
+        node_ips,
+        reserved,
+        eviction,
+        external_cloud: flags.cloud_provider == "external",
+        kubeconfig: path(&flags.kubeconfig),
+        bootstrap_kubeconfig: path(&flags.bootstrap_kubeconfig),
+        root_dir: flags.root_dir.into(),
+        cert_dir: flags.cert_dir.into(),
+        lock_file: path(&flags.lock_file),
+        image_credential_provider_config: path(&flags.image_credential_provider_config),
+        image_credential_provider_bin_dir: path(&flags.image_credential_provider_bin_dir),
+        node_labels: flags.node_labels,
+        exit_on_lock_contention: flags.exit_on_lock_contention,
+        runtime_cgroups: flags.runtime_cgroups,
+        minimum_container_ttl: flags.minimum_container_ttl,
+        maximum_dead_containers_per_container: flags.maximum_dead_containers_per_container,
+        maximum_dead_containers: flags.maximum_dead_containers,
+        strict_streams: flags.strict_streams,
+        cadvisor_port: flags.cadvisor_port,
+        kubelet: flags.kubelet,
+        flags: BTreeMap::new(),
+        warnings: Vec::new(),
+        proxy: None,
+    })
+}
+
+fn path(text: &str) -> Option<PathBuf> {
+    (!text.is_empty()).then(|| PathBuf::from(text))
+}
+
+fn node_name(hostname_override: &str) -> Result<String, String> {
+    let name = if hostname_override.is_empty() {
+        nix::unistd::gethostname()
+            .map_err(|error| format!("cannot read the host's name: {error}"))?
+            .to_string_lossy()
+            .into_owned()
+    } else {
+        hostname_override.to_owned()
+    };
+    let name = name.trim().to_lowercase();
+    if labels::is_dns_subdomain(&name) {
+        Ok(name)
+    } else {
+        Err(format!(
+            "node name {name:?} (the host's name or --hostname-override) is not a DNS name"
+        ))
+    }
+}
+
+/// One address, or one of each family; `0.0.0.0` and `::` choose a family alone.
+fn node_ips(text: &str) -> Result<Vec<IpAddr>, String> {
+    let mut ips: Vec<IpAddr> = Vec::new();
+    for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
+        let ip: IpAddr =
+            item.parse().map_err(|_| format!("--node-ip: {item:?} is not an IP address"))?;
+        if ips.iter().any(|other| other.is_ipv4() == ip.is_ipv4()) {
+            return Err(format!(
+                "--node-ip: {text:?} must have at most one address of each family"
+            ));
+        }
+        if text.contains(',') && ip.is_unspecified() {
+            return Err(format!("--node-ip: {item:?} cannot be one of two addresses"));
+        }
+        ips.push(ip);
+    }
+    Ok(ips)
+}
+
+fn version_text(wanted: &str) -> String {
+    let (major, minor) =
+        KUBERNETES_VERSION.trim_start_matches('v').split_once('.').unwrap_or_default();
+    let minor = minor.split('.').next().unwrap_or_default();
+    match wanted {
+        // as Go prints its structure, without what only a build of Go has
+        "raw" => format!(
+            "version.Info{{Major:\"{major}\", Minor:\"{minor}\", EmulationMajor:\"\", EmulationMinor:\"\", \
+             MinCompatibilityMajor:\"\", MinCompatibilityMinor:\"\", GitVersion:\"{KUBERNETES_VERSION}\", \
+             GitCommit:\"\", GitTreeState:\"\", BuildDate:\"\", GoVersion:\"\", Compiler:\"\", \
+             Platform:\"linux/{}\"}}",
+            go_arch()
+        ),
+        _ => format!("Kubernetes {KUBERNETES_VERSION}"),
+    }
+}

@@ -1,0 +1,186 @@
+//! kube-proxy as a daemon, by itself ([`run`]) or beside the kubelet ([`beside_kubelet`]): what the
+//! apiserver has goes to one engine a family ([`engine`]), which `crates/proxy` is made of; here
+//! are the watches, the pace, the ports and the words about it.
+//!
+//! Rules stay when it stops, and its next start takes them over as they are.
+//!
+//! Current limitations: `ipvs` and `nftables` are refused by name.
+
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+
+mod client;
+mod engine;
+mod health_ports;
+mod metrics;
+mod own_node;
+mod server;
+mod start;
+mod sync;
+mod watches;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use kube::Client;
+use longshore_client::events::Recorder;
+use longshore_config::{ProxyConfig, ProxyTask};
+use longshore_proxy::apply::{self, Limits};
+use longshore_proxy::sysctl;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use self::metrics::Metrics;
+
+/// The name it goes by.
+const COMPONENT: &str = "kube-proxy";
+/// How long the last events may take.
+const DRAIN: Duration = Duration::from_secs(5);
+/// The pause before a proxy that failed beside the kubelet begins again.
+const PAUSE: Duration = Duration::from_secs(10);
+/// How often the configuration file is looked at.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// Why kube-proxy cannot start, or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The way to the apiserver is not known.
+    #[error(transparent)]
+    Client(#[from] client::Error),
+    /// iptables cannot be used.
+    #[error(transparent)]
+    IpTables(#[from] apply::Error),
+    /// The kernel does not take a setting.
+    #[error("kernel settings: {0}")]
+    Sysctl(#[from] sysctl::Error),
+    /// The node has no ranges of pods.
+    #[error(transparent)]
+    NoPodCidrs(#[from] own_node::NoPodCidrs),
+    /// The family of the node's address cannot be served.
+    #[error("the node's address is of {0}, for which the kernel has no tables")]
+    Family(longshore_proxy::Family),
+    /// All ranges that tell local traffic are of the other family.
+    #[error("{what} is of the other family than the node, which is of {primary} alone")]
+    OtherFamily {
+        /// The setting.
+        what: &'static str,
+        /// The node's family.
+        primary: longshore_proxy::Family,
+    },
+    /// A port that must be open is not.
+    #[error(transparent)]
+    Port(#[from] server::Error),
+    /// The configuration is another one now.
+    #[error("{0} has changed: the proxy is to be started again with it")]
+    Changed(String),
+}
+
+/// Runs kube-proxy in a process of its own until told to stop, or does what else it is started for.
+pub async fn run(
+    config: ProxyConfig,
+    task: ProxyTask,
+    stop: CancellationToken,
+) -> Result<(), Error> {
+    let config = Arc::new(config);
+    if task == ProxyTask::CleanUp {
+        return Ok(apply::cleanup(Limits::default()).await?);
+    }
+    let metrics = Metrics::new(&config.gates);
+    let client = client::connect(&config, metrics.rest_client.clone()).await?;
+    longshore_machine::process::set_oom_score(config.settings.oom_score_adj);
+    let work = async {
+        match (&config.file, task) {
+            (_, ProxyTask::Init) => serve(&config, &metrics, client, true).await,
+            (None, _) => serve(&config, &metrics, client, false).await,
+            (Some(file), _) => tokio::select! {
+                result = serve(&config, &metrics, client, false) => result,
+                () = changed(file) => Err(Error::Changed(file.display().to_string())),
+            },
+        }
+    };
+    tokio::select! {
+        result = work => result,
+        () = stop.cancelled() => {
+            info!("kube-proxy stops; its rules stay");
+            Ok(())
+        }
+    }
+}
+
+/// Runs kube-proxy in the kubelet's process until dropped, by the kubelet's way to the apiserver
+/// unless its own kubeconfig is another. However it fails, the kubelet goes on, and it begins again.
+pub async fn beside_kubelet(
+    config: ProxyConfig,
+    kubeconfig: Option<std::path::PathBuf>,
+    shared: Option<Client>,
+) {
+    let metrics = Metrics::new(&config.gates);
+    let config = Arc::new(config);
+    loop {
+        let client = match (client::kubeconfig(&config), &shared) {
+            (None, None) => {
+                warn!("kube-proxy does not run: there is no kubeconfig");
+                return;
+            }
+            (own, Some(shared)) if own.is_none() || own == kubeconfig.as_deref() => {
+                Ok(shared.clone())
+            }
+            _ => client::connect(&config, metrics.rest_client.clone()).await,
+        };
+        let result = match client {
+            Ok(client) => serve(&config, &metrics, client, false).boxed().await,
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = result {
+            error!(%error, again = ?PAUSE, "kube-proxy failed");
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// Sets up, and works until it fails; to set up is all if `init`.
+async fn serve(
+    config: &Arc<ProxyConfig>,
+    metrics: &Metrics,
+    client: Client,
+    init: bool,
+) -> Result<(), Error> {
+    info!("{}", longshore_config::proxy_banner(config));
+    config.notes.iter().for_each(|note| warn!("{note}"));
+    let (recorder, written) =
+        Recorder::start_as(COMPONENT, Some(client.clone()), &config.node_name);
+    let (sender, node) = watch::channel(None);
+    let following = watches::node(client.clone(), &config.node_name, sender);
+    let work = async {
+        let parts = start::set_up(config, node, &recorder).await?;
+        if init {
+            return Ok(());
+        }
+        sync::work(config, metrics, client.clone(), parts, &recorder).await
+    };
+    let result = tokio::select! {
+        result = work => result,
+        // the apiserver has no nodes, which cannot be
+        () = following => Ok(()),
+    };
+    drop(recorder);
+    let _ = timeout(DRAIN, written.finish()).await;
+    result
+}
+
+/// Waits until a file says something else.
+async fn changed(file: &Path) {
+    let read = || std::fs::read(file).ok();
+    let begun = read();
+    loop {
+        sleep(LOOK).await;
+        // one that is not there is about to be put there again
+        let now = read();
+        if now.is_some() && now != begun {
+            return;
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Keeps the logs of containers small: once one has grown beyond its bound, it is renamed and the
+//! runtime is asked to begin a new one. Of what was put away all but the newest is packed, and the
+//! oldest is removed.
+//!
+//! Nothing but the sizes of the logs of running containers is looked at, once each interval. A
+//! renaming is quick and done at once; packing takes its time on a thread that gives way to all
+//! others, and holds up no rotation.
+//!
+//! Current limitations: a log that is a link is left alone, for what it leads to is somebody
+//! else's, and is rotated by him.
+
+mod files;
+mod pack;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashSet;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use longshore_base::panics;
+use longshore_config::Config;
+use longshore_pod::qos::milli;
+use tokio::sync::Semaphore;
+use tokio::time::{MissedTickBehavior, interval};
+use tracing::{debug, warn};
+
+/// How large logs may grow, and how this is seen to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy {
+    /// Bytes from which on a log is rotated.
+    pub max_size: u64,
+    /// Files that a log may have, the one that is written included. At least 2.
+    pub max_files: usize,
+    /// Logs that are rotated, or packed, at once.
+    pub workers: usize,
+    /// How often sizes are looked at.
+    pub interval: Duration,
+}
+
+impl Policy {
+    /// What the configuration says, which has been validated.
+    pub fn new(config: &Config) -> Self {
+        let settings = &config.kubelet;
+        let size = milli(&Quantity(settings.container_log_max_size.clone())).unwrap_or(i128::MAX);
+        let at_least = |number: i32, least: usize| usize::try_from(number).unwrap_or(0).max(least);
+        Self {
+            max_size: u64::try_from(size / 1000).unwrap_or(u64::MAX),
+            max_files: at_least(settings.container_log_max_files, 2),
+            workers: at_least(settings.container_log_max_workers, 1),
+            interval: settings.container_log_monitor_interval.get(),
+        }
+    }
+}
+
+/// Why a log is not rotated.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    /// A file cannot be read, written, renamed or removed.
+    #[error("{path}: {source}", path = .path.display())]
+    Io { path: PathBuf, source: io::Error },
+    /// The runtime goes on writing to the old file.
+    #[error("the log cannot be opened anew: {0}")]
+    Reopen(String),
+}
+
+impl Error {
+    fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { path: path.to_owned(), source }
+    }
+}
+
+/// What a rotation asks of the runtime and of those who know what runs.
+pub trait Containers: Send + Sync + 'static {
+    /// The containers that run.
+    fn running(&self) -> Vec<Subject>;
+
+    /// Has the runtime open a container's log anew. The error is its text.
+    fn reopen<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<(), String>>;
+}
+
+/// A container that runs, and its log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subject {
+    /// The runtime's id of it.
+    pub id: String,
+    /// The file that the runtime writes.
+    pub log: PathBuf,
+}
+
+/// Rotates the logs of all containers that run. Never ends.
+pub async fn run(containers: impl Containers, policy: Policy) {
+    let rotation = Rotation::new(containers, policy);
+    rotation.recover().await;
+    let mut ticks = interval(policy.interval);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        rotation.round().await;
+    }
+}
+
+struct Rotation<C> {
+    containers: Arc<C>,
+    policy: Policy,
+    packers: Arc<Semaphore>,
+    /// Logs of which files are being packed.
+    packing: Arc<Mutex<HashSet<PathBuf>>>,
+    /// Containers whose log could not be rotated last time; saying so once is enough.
+    failing: Mutex<HashSet<String>>,
+}
+
+/// What is to be done about a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Due {
+    /// It is too large.
+    Rotate,
+    /// It is gone, as after a rotation that was interrupted.
+    Reopen,
+}
+
+impl<C: Containers> Rotation<C> {
+    fn new(containers: C, policy: Policy) -> Self {
+        Self {
+            containers: Arc::new(containers),
+            policy,
+            packers: Arc::new(Semaphore::new(policy.workers)),
+            packing: Arc::default(),
+            failing: Mutex::default(),
+        }
+    }
+
+    /// Finishes what a daemon before this one has begun.
+    async fn recover(&self) {
+        for subject in self.containers.running() {
+            self.pack(subject.log);
+        }
+    }
+
+    /// Looks at all logs once, and rotates those that are due.
+    async fn round(&self) {
+        let subjects = self.containers.running();
+        self.failing().retain(|id| subjects.iter().any(|subject| subject.id == *id));
+        let max_size = self.policy.max_size;
+        let look = move || -> Vec<(Subject, Result<Due, Error>)> {
+            let due = |subject: Subject| Some((due(&subject.log, max_size)?, subject));
+            subjects.into_iter().filter_map(due).map(|(due, subject)| (subject, due)).collect()
+        };
+        let Ok(due) = panics::blocking(look).await else { return };
+        let rotations = futures::stream::iter(due);
+        rotations
+            .for_each_concurrent(self.policy.workers, |(subject, due)| async move {
+                let done = match due {
+                    Ok(Due::Rotate) => self.rotate(&subject).await,
+                    Ok(Due::Reopen) => self.reopen(&subject).await,
+                    Err(error) => Err(error),
+                };
+                self.tell(subject, done);
+            })
+            .await;
+    }
+
+    fn tell(&self, subject: Subject, done: Result<(), Error>) {
+        let Subject { id, log } = subject;
+        let mut failing = self.failing();
+        match done {
+            Ok(()) => drop(failing.remove(&id)),
+            Err(error) if failing.insert(id.clone()) => {
+                warn!(id, log = %log.display(), %error, "a log is not rotated");
+            }
+            Err(error) => debug!(id, log = %log.display(), %error, "a log is still not rotated"),
+        }
+    }
+
+    async fn rotate(&self, subject: &Subject) -> Result<(), Error> {
+        let log = &subject.log;
+        let (path, keep) = (log.clone(), self.policy.max_files.saturating_sub(2));
+        let put_away = move || {
+            files::remove_excess(&path, keep)?;
+            files::put_away(&path)
+        };
+        let done = panics::blocking(put_away).await;
+        let rotated = done.map_err(|error| Error::at(log)(io::Error::other(error)))??;
+        if let Err(error) = self.reopen(subject).await {
+            // The next round tries again. Should the runtime have begun a new log all the same, it
+            // may have written to it, and both are kept.
+            files::take_back(&rotated, log)?;
+            return Err(error);
+        }
+        debug!(log = %log.display(), rotated = %rotated.display(), "a log is rotated");
+        self.pack(log.clone());
+        Ok(())
+    }
+
+    async fn reopen(&self, subject: &Subject) -> Result<(), Error> {
+        self.containers.reopen(&subject.id).await.map_err(Error::Reopen)
+    }
+
+    /// Packs what was put away of a log, in its own time; what is being packed already is not
+    /// packed twice.
+    fn pack(&self, log: PathBuf) {
+        if !lock(&self.packing).insert(log.clone()) {
+            return;
+        }
+        let (packers, packing) = (self.packers.clone(), self.packing.clone());
+        let keep = self.policy.max_files.saturating_sub(1);
+        tokio::spawn(async move {
+            let place = packers.acquire().await;
+            let packed = pack::in_background(log.clone(), keep).await;
+            lock(&packing).remove(&log);
+            drop(place);
+            if let Err(error) = packed {
+                warn!(%error, "rotated logs are not packed");
+            }
+        });
+    }
+
+    fn failing(&self) -> MutexGuard<'_, HashSet<String>> {
+        lock(&self.failing)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is to be done about a log; `None`: nothing.
+fn due(log: &Path, max_size: u64) -> Option<Result<Due, Error>> {
+    match fs::symlink_metadata(log) {
+        Ok(log) if log.is_file() && log.len() >= max_size => Some(Ok(Due::Rotate)),
+        Ok(_) => None,
+        Err(error) if error.kind() == ErrorKind::NotFound => Some(Ok(Due::Reopen)),
+        Err(error) => Some(Err(Error::at(log)(error))),
+    }
+}
+
+/// The steps of a rotation, for tests of those who read meanwhile.
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+pub(super) mod testing {
+    use super::{Path, PathBuf, files, pack};
+
+    pub(crate) fn put_away(log: &Path) -> PathBuf {
+        files::put_away(log).unwrap()
+    }
+
+    pub(crate) fn remove_excess(log: &Path, keep: usize) {
+        files::remove_excess(log, keep).unwrap();
+    }
+
+    pub(crate) fn pack(log: &Path) {
+        pack::all(log).unwrap();
+    }
+}

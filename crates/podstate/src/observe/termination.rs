@@ -1,0 +1,147 @@
+//! A container's last words: the file that it may write, or the end of its log.
+
+use std::io::SeekFrom;
+use std::path::Path;
+
+use longshore_base::panics;
+use longshore_cri::v1;
+use longshore_logs as logs;
+use longshore_pod::labels;
+use nix::libc::O_NONBLOCK;
+use tokio::fs::OpenOptions;
+use tokio::io::{AsyncReadExt, AsyncSeekExt};
+
+/// Longest message that is told (bytes).
+const MESSAGE_LIMIT: u64 = 4096;
+/// Longest message that is taken from a log (bytes, lines).
+const LOG_LIMIT: usize = 2048;
+const LOG_LINES: u64 = 80;
+
+/// The termination message of a container that has ended; empty if there is none.
+///
+/// What the runtime says goes first: it tells why a container never started.
+pub(super) async fn message(status: &v1::ContainerStatus) -> String {
+    let path = status.annotations.get(labels::TERMINATION_MESSAGE_PATH);
+    let mount = path
+        .filter(|path| !path.is_empty())
+        .and_then(|path| status.mounts.iter().find(|mount| mount.container_path == *path));
+    let mut message = match mount {
+        Some(mount) => tail(Path::new(&mount.host_path)).await,
+        None => String::new(),
+    };
+    let fallback = status
+        .annotations
+        .get(labels::TERMINATION_MESSAGE_POLICY)
+        .is_some_and(|policy| policy == "FallbackToLogsOnError");
+    if message.is_empty() && fallback && status.exit_code != 0 {
+        message = log_tail(Path::new(&status.log_path)).await;
+    }
+    match (status.message.as_str(), message.as_str()) {
+        ("", _) => message,
+        (runtime, "") => runtime.to_owned(),
+        (runtime, own) => format!("{runtime}: {own}"),
+    }
+}
+
+/// The end of a file: a program that fails says why in its last line.
+async fn tail(path: &Path) -> String {
+    // A pod can put a pipe in place of the file, and opening that must not wait for a writer.
+    let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path).await;
+    let Ok(mut file) = opened else { return String::new() };
+    let length = file.metadata().await.map_or(0, |metadata| metadata.len());
+    if length > MESSAGE_LIMIT
+        && file.seek(SeekFrom::Start(length.saturating_sub(MESSAGE_LIMIT))).await.is_err()
+    {
+        return String::new();
+    }
+    let mut bytes = Vec::new();
+    match file.take(MESSAGE_LIMIT).read_to_end(&mut bytes).await {
+        Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(_) => String::new(),
+    }
+}
+
+/// The last lines of a log.
+async fn log_tail(path: &Path) -> String {
+    let path = path.to_owned();
+    let tail = panics::blocking(move || logs::tail(&path, LOG_LINES, LOG_LIMIT)).await;
+    let tail = tail.map_or_else(|_| Vec::new(), Result::unwrap_or_default);
+    // the limit may have cut a character
+    let is_inside = |byte: &u8| byte & 0b1100_0000 == 0b1000_0000;
+    let whole = tail.iter().position(|byte| !is_inside(byte)).unwrap_or(0);
+    String::from_utf8_lossy(&tail[whole..]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::expect_used)]
+
+    use std::time::Duration;
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_pipe_in_place_of_the_file_holds_nobody_up() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("pipe");
+        mkfifo(&path, Mode::S_IRWXU).expect("a pipe");
+        let read = tokio::time::timeout(Duration::from_secs(5), tail(&path)).await;
+        assert_eq!(read.as_deref(), Ok(""));
+    }
+
+    #[tokio::test]
+    async fn of_a_long_file_the_end_is_told() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("words");
+        let words: String = (0..2000).map(|line| format!("{line}\n")).collect();
+        tokio::fs::write(&path, &words).await.expect("a file");
+        assert_eq!(tail(&path).await, words[words.len() - 4096..]);
+        tokio::fs::write(&path, "short").await.expect("a file");
+        assert_eq!(tail(&path).await, "short");
+    }
+
+    #[tokio::test]
+    async fn of_a_log_its_last_lines_are_told() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("0.log");
+        assert_eq!(log_tail(&path).await, "");
+        let lines = |range: std::ops::Range<u32>| -> String {
+            range.map(|n| format!("2024-01-01T00:00:00Z stderr F line {n}\n")).collect()
+        };
+        // it was rotated just before the end
+        tokio::fs::write(dir.path().join("0.log.20240101-000000"), lines(0..100)).await.expect("");
+        tokio::fs::write(&path, lines(100..110)).await.expect("a file");
+        let expected: String = (30..110).map(|n| format!("line {n}\n")).collect();
+        assert_eq!(log_tail(&path).await, expected);
+        let long = format!("2024-01-01T00:00:00Z stderr F {}\n", "\u{e4}".repeat(3000));
+        tokio::fs::write(&path, long).await.expect("a file");
+        assert_eq!(log_tail(&path).await, "\u{e4}".repeat(1023) + "\n");
+    }
+
+    #[tokio::test]
+    async fn what_the_runtime_says_goes_first() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("words");
+        let said = async |runtime: &str, own: &str| {
+            tokio::fs::write(&path, own).await.expect("a file");
+            let annotation = (labels::TERMINATION_MESSAGE_PATH.to_owned(), "/words".to_owned());
+            message(&v1::ContainerStatus {
+                message: runtime.to_owned(),
+                annotations: [annotation].into(),
+                mounts: vec![v1::Mount {
+                    container_path: "/words".to_owned(),
+                    host_path: path.display().to_string(),
+                    ..v1::Mount::default()
+                }],
+                ..v1::ContainerStatus::default()
+            })
+            .await
+        };
+        assert_eq!(said("", "own").await, "own");
+        assert_eq!(said("runtime", "").await, "runtime");
+        assert_eq!(said("runtime", "own").await, "runtime: own");
+    }
+}

@@ -1,0 +1,192 @@
+//! The state files in the root directory, and the room that writes them.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use longshore_base::files;
+use longshore_config::KubeletConfiguration;
+use longshore_topology::{Allocator, StateError, checkpoint, cpu, memory};
+use tracing::warn;
+
+use super::{Error, Shared};
+
+const CPU_FILE: &str = "cpu_manager_state";
+const MEMORY_FILE: &str = "memory_manager_state";
+/// Pause before a file that could not be written is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Where the state is kept, and under which policies.
+#[derive(Clone)]
+pub(super) struct Files {
+    cpu: PathBuf,
+    cpu_policy: String,
+    memory: PathBuf,
+    memory_policy: String,
+}
+
+/// The content of the two files.
+#[derive(Clone, PartialEq, Eq)]
+struct Texts {
+    cpu: String,
+    memory: String,
+}
+
+impl Files {
+    pub(super) fn new(root_dir: &Path, settings: &KubeletConfiguration) -> Self {
+        Self {
+            cpu: root_dir.join(CPU_FILE),
+            cpu_policy: settings.cpu_manager_policy.clone(),
+            memory: root_dir.join(MEMORY_FILE),
+            memory_policy: settings.memory_manager_policy.clone(),
+        }
+    }
+
+    /// What was kept. Files that are not there are made as the allocator is.
+    pub(super) fn load(
+        &self,
+        allocator: &Allocator,
+    ) -> Result<(Option<cpu::State>, Option<memory::State>), Error> {
+        let texts = self.texts(allocator);
+        let cpu = match read(&self.cpu)? {
+            Some(text) => {
+                Some(checkpoint::read_cpu(&self.cpu_policy, &text).map_err(|e| self.cpu_error(e))?)
+            }
+            None => {
+                write(&self.cpu, &texts.cpu)?;
+                None
+            }
+        };
+        let memory = match read(&self.memory)? {
+            Some(text) => Some(
+                checkpoint::read_memory(&self.memory_policy, &text)
+                    .map_err(|e| self.memory_error(e))?,
+            ),
+            None => {
+                write(&self.memory, &texts.memory)?;
+                None
+            }
+        };
+        Ok((cpu, memory))
+    }
+
+    pub(super) fn cpu_error(&self, source: StateError) -> Error {
+        Error::State { manager: "CPU", path: self.cpu.clone(), source }
+    }
+
+    pub(super) fn memory_error(&self, source: StateError) -> Error {
+        Error::State { manager: "memory", path: self.memory.clone(), source }
+    }
+
+    fn texts(&self, allocator: &Allocator) -> Texts {
+        let cpu = allocator.cpu_state().cloned().unwrap_or_default();
+        let memory = allocator.memory_state().cloned().unwrap_or_default();
+        Texts {
+            cpu: checkpoint::write_cpu(&self.cpu_policy, &cpu),
+            memory: checkpoint::write_memory(&self.memory_policy, &memory),
+        }
+    }
+
+    /// Write what differs from what is known to be there.
+    fn store(&self, new: &Texts, old: Option<&Texts>) -> Result<(), Error> {
+        if old.is_none_or(|old| old.cpu != new.cpu) {
+            write(&self.cpu, &new.cpu)?;
+        }
+        if old.is_none_or(|old| old.memory != new.memory) {
+            write(&self.memory, &new.memory)?;
+        }
+        Ok(())
+    }
+}
+
+/// Write what changes, as it changes.
+pub(super) async fn keep(shared: &Arc<Shared>) {
+    let mut versions = shared.version.subscribe();
+    let mut stored: Option<Texts> = None;
+    loop {
+        let version = *versions.borrow_and_update();
+        let texts = shared.files.texts(&shared.allocator());
+        let (files, old) = (shared.files.clone(), stored.take());
+        let writing = tokio::task::spawn_blocking(move || {
+            let outcome = files.store(&texts, old.as_ref());
+            (outcome, texts)
+        });
+        let trouble = match writing.await {
+            Ok((Ok(()), texts)) => {
+                stored = Some(texts);
+                None
+            }
+            Ok((Err(error), _)) => Some(error.to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        let failed = trouble.is_some();
+        shared.kept.send_modify(|kept| {
+            if trouble.is_none() {
+                kept.version = version;
+            } else if kept.trouble != trouble {
+                warn!(error = trouble.as_deref(), "state of the managers is not kept");
+            }
+            kept.trouble = trouble;
+        });
+        if failed {
+            tokio::time::sleep(RETRY).await;
+        } else if versions.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Option<String>, Error> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(Error::File { path: path.to_owned(), source }),
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Error> {
+    let written = || {
+        if let Some(dir) = path.parent() {
+            std::fs::create_dir_all(dir)?;
+        }
+        files::replace(path, text.as_bytes())
+    };
+    written().map_err(|source| Error::File { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_name_their_policy_and_are_refused_under_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = KubeletConfiguration::default();
+        let none = Files::new(dir.path(), &settings);
+        none.load(&Allocator::default()).unwrap();
+        let kept = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
+        let expected = r#"{"policyName":"none","defaultCpuSet":"","checksum":1353318690}"#;
+        assert_eq!(kept(CPU_FILE), expected);
+        let expected = r#"{"policyName":"None","machineState":{},"checksum":4236770233}"#;
+        assert_eq!(kept(MEMORY_FILE), expected);
+        none.load(&Allocator::default()).unwrap();
+
+        let settings = KubeletConfiguration {
+            cpu_manager_policy: "static".to_owned(),
+            ..KubeletConfiguration::default()
+        };
+        let error = Files::new(dir.path(), &settings).load(&Allocator::default()).unwrap_err();
+        let path = dir.path().join(CPU_FILE);
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "could not restore state from checkpoint: configured policy \"static\" differs \
+                 from state checkpoint policy \"none\", please drain this node and delete the CPU \
+                 manager checkpoint file \"{}\" before restarting Kubelet",
+                path.display()
+            )
+        );
+    }
+}

@@ -1,0 +1,274 @@
+//! What the managers give, and how often they cannot.
+
+use std::collections::BTreeMap;
+use std::sync::Weak;
+use std::time::Instant;
+
+use longshore_config::Config;
+use longshore_metrics::{Buckets, Counter, Family, Histogram, Kind, Labels, Registry, Text};
+use longshore_topology::{Allocator, CpuSet, Cpus, Refusal, cpu};
+
+use super::Shared;
+
+/// What alignments are counted by: the scope, and what is not to be left.
+const SCOPES: [&str; 2] = ["container", "pod"];
+const NODE: &str = "numa_node";
+const CORE: &str = "physical_cpu";
+const CACHE: &str = "uncore_cache";
+
+/// What the managers count. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(super) struct Metrics {
+    requests: Counter,
+    refusals: Counter,
+    durations: Histogram,
+    pinnings: Counter,
+    pinning_errors: Counter,
+    memory_pinnings: Counter,
+    memory_errors: Counter,
+    aligned: Family<Counter, 2>,
+    not_aligned: Family<Counter, 2>,
+    promises: Promises,
+}
+
+/// What the configuration promises of what containers get for themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Promises {
+    /// The scope in which all is of one NUMA node.
+    one_node: Option<&'static str>,
+    whole_cores: bool,
+}
+
+impl Promises {
+    fn of(config: &Config) -> Self {
+        let settings = &config.kubelet;
+        let scope = SCOPES[usize::from(settings.topology_manager_scope == "pod")];
+        let full = settings.cpu_manager_policy_options.get("full-pcpus-only");
+        Self {
+            one_node: (settings.topology_manager_policy == "single-numa-node").then_some(scope),
+            whole_cores: settings.cpu_manager_policy == "static"
+                && full.is_some_and(|full| full == "true"),
+        }
+    }
+}
+
+/// What a pod was given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Given {
+    /// Containers that it has.
+    pub(super) containers: usize,
+    /// Those with CPUs of their own...
+    pub(super) cpus: usize,
+    /// ...which share a cache.
+    pub(super) one_cache: usize,
+    /// Those with memory of their own.
+    pub(super) memory: usize,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::with(&Registry::default(), Promises::default())
+    }
+}
+
+impl Metrics {
+    pub(super) fn new(registry: &Registry, config: &Config) -> Self {
+        let metrics = Self::with(registry, Promises::of(config));
+        let settings = &config.kubelet;
+        let Self { aligned, not_aligned, .. } = &metrics;
+        // What can be counted is there from the start.
+        if settings.cpu_manager_policy == "static" {
+            aligned.with([SCOPES[0], CORE]);
+            not_aligned.with([SCOPES[0], CORE]);
+            aligned.with([SCOPES[0], CACHE]);
+        }
+        if settings.topology_manager_policy != "none" {
+            for scope in SCOPES {
+                aligned.with([scope, NODE]);
+                not_aligned.with([scope, NODE]);
+            }
+        }
+        metrics
+    }
+
+    fn with(registry: &Registry, promises: Promises) -> Self {
+        Self {
+            promises,
+            aligned: registry.counters(
+                "kubelet_container_aligned_compute_resources_count",
+                "How often what containers or pods got for themselves was aligned as promised, by \
+                 what it does not leave.",
+                ["scope", "boundary"],
+            ),
+            not_aligned: registry.counters(
+                "kubelet_container_aligned_compute_resources_failure_count",
+                "How often what containers or pods asked for could not be aligned as promised.",
+                ["scope", "boundary"],
+            ),
+            requests: registry.counter(
+                "kubelet_topology_manager_admission_requests_total",
+                "Pods whose resources were to be aligned.",
+            ),
+            refusals: registry.counter(
+                "kubelet_topology_manager_admission_errors_total",
+                "Pods whose resources could not be aligned.",
+            ),
+            durations: registry.histogram(
+                "kubelet_topology_manager_admission_duration_ms",
+                "How long it took to align the resources of a pod, in milliseconds.",
+                Buckets::exponential(0.05, 2.0, 15),
+            ),
+            pinnings: registry.counter(
+                "kubelet_cpu_manager_pinning_requests_total",
+                "Containers that were to have CPUs of their own.",
+            ),
+            pinning_errors: registry.counter(
+                "kubelet_cpu_manager_pinning_errors_total",
+                "Containers that could not have CPUs of their own.",
+            ),
+            memory_pinnings: registry.counter(
+                "kubelet_memory_manager_pinning_requests_total",
+                "Containers that were to have memory of their own.",
+            ),
+            memory_errors: registry.counter(
+                "kubelet_memory_manager_pinning_errors_total",
+                "Containers that could not have memory of their own.",
+            ),
+        }
+    }
+
+    /// A pod was decided about, from that moment on.
+    pub(super) fn decided(&self, began: Instant, outcome: &Result<Given, Refusal>) {
+        self.requests.inc();
+        self.durations.observe(began.elapsed().as_secs_f64() * 1000.0);
+        match outcome {
+            Ok(given) => self.gave(given),
+            Err(refusal) => self.refused(refusal),
+        }
+    }
+
+    fn gave(&self, given: &Given) {
+        self.pinnings.add(given.cpus as u64);
+        self.memory_pinnings.add(given.memory as u64);
+        let aligned = |scope, boundary, count: usize| {
+            if count > 0 {
+                self.aligned.with([scope, boundary]).add(count as u64);
+            }
+        };
+        if let Some(scope) = self.promises.one_node {
+            let count = if scope == SCOPES[0] { given.containers } else { 1 };
+            aligned(scope, NODE, count);
+        }
+        if self.promises.whole_cores {
+            aligned(SCOPES[0], CORE, given.cpus);
+        }
+        aligned(SCOPES[0], CACHE, given.one_cache);
+    }
+
+    fn refused(&self, refusal: &Refusal) {
+        match refusal {
+            Refusal::Topology => {
+                self.refusals.inc();
+                if let Some(scope) = self.promises.one_node {
+                    self.not_aligned.with([scope, NODE]).inc();
+                }
+            }
+            Refusal::Memory(_) => {
+                self.memory_pinnings.inc();
+                self.memory_errors.inc();
+            }
+            _ => {
+                self.pinnings.inc();
+                self.pinning_errors.inc();
+                if self.promises.whole_cores {
+                    self.not_aligned.with([SCOPES[0], CORE]).inc();
+                }
+            }
+        }
+    }
+}
+
+/// Whether CPUs have the cache beyond their cores in common.
+pub(super) fn share_cache(cpus: &CpuSet, machine: &Cpus) -> bool {
+    let mut caches = cpus.iter().map(|cpu| machine.info(cpu).map(|info| info.uncore));
+    caches.next().is_none_or(|first| caches.all(|other| other == first))
+}
+
+/// Has `registry` tell who has which CPUs: nobody, where there are no managers.
+pub(super) fn tell(registry: &Registry, shared: Weak<Shared>) {
+    registry.collect(move |text| write(text, &shared));
+}
+
+fn write(text: &mut Text, shared: &Weak<Shared>) {
+    let shared = shared.upgrade();
+    let allocator = shared.as_ref().map(|shared| shared.allocator());
+    let allocator = allocator.as_deref();
+    let nothing = cpu::State::default();
+    let state = allocator.and_then(Allocator::cpu_state).unwrap_or(&nothing);
+    let assigned = state.assignments.values().flat_map(|containers| containers.values());
+    let exclusive: CpuSet = assigned.flat_map(CpuSet::iter).collect();
+    let help = "CPUs that all containers without CPUs of their own share, in thousandths.";
+    let common = state.shared.len() as f64 * 1000.0;
+    text.gauge("kubelet_cpu_manager_shared_pool_size_millicores", help, common);
+    let help = "CPUs that containers have for themselves.";
+    text.gauge("kubelet_cpu_manager_exclusive_cpu_allocation_count", help, exclusive.len() as f64);
+    let Some(machine) = allocator.and_then(Allocator::machine) else { return };
+    let node = |cpu: u32| machine.info(cpu).map(|info| info.numa);
+    let nodes = machine.all();
+    let mut counts: BTreeMap<u32, u32> =
+        nodes.iter().filter_map(node).map(|node| (node, 0)).collect();
+    for node in exclusive.iter().filter_map(node) {
+        *counts.entry(node).or_default() += 1;
+    }
+    let help = "CPUs that containers have for themselves, by their NUMA node.";
+    let name = "kubelet_cpu_manager_allocation_per_numa";
+    let mut samples = text.family(name, help, Kind::Gauge);
+    for (node, count) in counts {
+        samples.add(&Labels::new(&[(NODE, &node.to_string())]), f64::from(count));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use longshore_metrics::parse::{Page, parse};
+
+    use super::*;
+
+    fn told(promises: Promises, outcomes: &[Result<Given, Refusal>]) -> Page {
+        let registry = Registry::default();
+        let metrics = Metrics::with(&registry, promises);
+        outcomes.iter().for_each(|outcome| metrics.decided(Instant::now(), outcome));
+        parse(&registry.text()).unwrap()
+    }
+
+    #[test]
+    fn only_promises_are_counted_as_kept_or_broken() {
+        let given = Given { containers: 3, cpus: 2, one_cache: 1, memory: 1 };
+        let split = Refusal::NotWholeCores { requested: 1, per_core: 2 };
+        let outcomes = [Ok(given), Err(Refusal::Topology), Err(split)];
+        let count = |page: &Page, what: &str, scope: &str, boundary: &str| {
+            let name = format!("kubelet_container_aligned_compute_resources_{what}count");
+            page.sum(&name, &[("scope", scope), ("boundary", boundary)]).unwrap_or(0.0)
+        };
+        for (one_node, whole_cores, expected) in [
+            (None, false, [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]),
+            (Some("container"), true, [3.0, 1.0, 0.0, 0.0, 2.0, 1.0]),
+            (Some("pod"), false, [0.0, 0.0, 1.0, 1.0, 0.0, 0.0]),
+        ] {
+            let page = told(Promises { one_node, whole_cores }, &outcomes);
+            let found = [
+                count(&page, "", "container", NODE),
+                count(&page, "failure_", "container", NODE),
+                count(&page, "", "pod", NODE),
+                count(&page, "failure_", "pod", NODE),
+                count(&page, "", "container", CORE),
+                count(&page, "failure_", "container", CORE),
+            ];
+            assert_eq!(found, expected, "{one_node:?} {whole_cores}");
+            assert_eq!(count(&page, "", "container", CACHE), 1.0);
+            assert_eq!(page.sum("kubelet_cpu_manager_pinning_requests_total", &[]), Some(3.0));
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Space on file systems: how much there is, and how much of it a tree takes.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::CString;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{self as spec_v1, Pod};
+use k8s_openapi::jiff::Timestamp;
+use longshore_base::trees::Place;
+use longshore_machine::FileSystem;
+use longshore_pod::spec;
+use longshore_pod::usage::Space;
+use rustix::fs::{AtFlags, Dir, FileType, Stat, statat, statvfs};
+
+/// How many levels of a tree are kept open on the way down.
+const DEEPEST: usize = 64;
+/// So many files with several names are told apart; more count once for each name.
+const MOST_LINKED: usize = 1 << 18;
+/// Bytes in a block of `st_blocks`, whatever the file system's own are.
+const BLOCK: u64 = 512;
+
+/// What a pod has on disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodDisk {
+    /// When it was read.
+    pub at: Timestamp,
+    /// The volumes that the node made for it, by name.
+    pub volumes: BTreeMap<String, VolumeUse>,
+    /// By container.
+    pub logs: BTreeMap<String, Space>,
+    /// What else the node keeps for it.
+    pub own: Space,
+}
+
+/// A volume, and the file system that it is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VolumeUse {
+    /// What the volume takes.
+    pub used: Space,
+    /// Its file system: the node's, or one of its own in memory.
+    pub file_system: FileSystem,
+}
+
+#[derive(Clone, Debug)]
+struct Volume {
+    name: String,
+    path: PathBuf,
+    in_memory: bool,
+}
+
+impl Volume {
+    /// What it takes if that is not known already.
+    fn read(&self, known: Option<Space>) -> io::Result<VolumeUse> {
+        let used = match known {
+            _ if self.in_memory => mounted(&self.path)?,
+            Some(known) => known,
+            None => tree(&self.path)?,
+        };
+        Ok(VolumeUse { used, file_system: FileSystem::of(&self.path)? })
+    }
+}
+
+/// Where a pod has its files.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    volumes: Vec<Volume>,
+    logs: PathBuf,
+    /// A file that every container of the pod may write to.
+    etc_hosts: PathBuf,
+    /// The files that containers write their termination messages to.
+    termination_logs: PathBuf,
+}
+
+impl Places {
+    pub(super) fn of(pod: &Pod, root_dir: &Path, pod_logs_dir: &Path) -> Self {
+        let dir = root_dir.join("pods").join(spec::uid(pod));
+        let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref());
+        let volumes = volumes.unwrap_or_default().iter().filter_map(|volume| {
+            let path = dir.join("volumes").join(plugin(volume)?).join(&volume.name);
+            let medium = volume.empty_dir.as_ref().and_then(|source| source.medium.as_deref());
+            let in_memory = medium == Some("Memory");
+            Some(Volume { name: volume.name.clone(), path, in_memory })
+        });
+        let (namespace, name, uid) = (spec::namespace(pod), spec::name(pod), spec::uid(pod));
+        Self {
+            volumes: volumes.collect(),
+            logs: pod_logs_dir.join(format!("{namespace}_{name}_{uid}")),
+            etc_hosts: dir.join("etc-hosts"),
+            termination_logs: dir.join("containers"),
+        }
+    }
+
+    /// The same that was found before, though file systems may have filled up since.
+    pub(super) fn again(&self, before: &PodDisk) -> PodDisk {
+        let volumes = self.volumes(|name| before.volumes.get(name).map(|volume| volume.used));
+        PodDisk { at: Timestamp::now(), volumes, ..before.clone() }
+    }
+
+    fn volumes(&self, known: impl Fn(&str) -> Option<Space>) -> BTreeMap<String, VolumeUse> {
+        let read = |volume: &Volume| {
+            let used = volume.read(known(&volume.name)).ok()?;
+            Some((volume.name.clone(), used))
+        };
+        self.volumes.iter().filter_map(read).collect()
+    }
+
+    /// What is not there takes nothing.
+    pub(super) fn read(&self) -> PodDisk {
+        let at = Timestamp::now();
+        let (logs, mut own) = self.read_logs();
+        for own_path in [&self.etc_hosts, &self.termination_logs] {
+            own += tree(own_path).unwrap_or_default();
+        }
+        PodDisk { at, volumes: self.volumes(|_| None), logs, own }
+    }
+
+    /// The logs by container, and what lies beside them.
+    pub(super) fn read_logs(&self) -> (BTreeMap<String, Space>, Space) {
+        let (mut logs, mut beside) = (BTreeMap::new(), Space::default());
+        for entry in std::fs::read_dir(&self.logs).into_iter().flatten().flatten() {
+            let space = tree(&entry.path()).unwrap_or_default();
+            match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                true => {
+                    let container = entry.file_name().to_string_lossy().into_owned();
+                    logs.insert(container, space);
+                }
+                false => beside += space,
+            }
+        }
+        (logs, beside)
+    }
+}
+
+/// The directory of a volume's kind, if the node makes it.
+fn plugin(volume: &spec_v1::Volume) -> Option<&'static str> {
+    let kinds = [
+        (volume.empty_dir.is_some(), "kubernetes.io~empty-dir"),
+        (volume.config_map.is_some(), "kubernetes.io~configmap"),
+        (volume.secret.is_some(), "kubernetes.io~secret"),
+        (volume.downward_api.is_some(), "kubernetes.io~downward-api"),
+        (volume.projected.is_some(), "kubernetes.io~projected"),
+    ];
+    kinds.into_iter().find(|(is_it, _)| *is_it).map(|(_, plugin)| plugin)
+}
+
+/// What is in a file system of its own.
+fn mounted(path: &Path) -> io::Result<Space> {
+    let above = path.parent().unwrap_or(path);
+    if rustix::fs::stat(path)?.st_dev == rustix::fs::stat(above)?.st_dev {
+        return Ok(Space::default()); // not mounted yet, or not any more
+    }
+    let all = statvfs(path)?;
+    let blocks = all.f_blocks.saturating_sub(all.f_bfree);
+    let inodes = all.f_files.saturating_sub(all.f_ffree);
+    Ok(Space { bytes: blocks.saturating_mul(all.f_frsize), inodes })
+}
+
+/// What a tree takes, on the file system of its root alone. A pod may change it meanwhile, so no
+/// link is followed, and what has gone counts nothing.
+pub(super) fn tree(root: &Path) -> io::Result<Space> {
+    let stat = rustix::fs::lstat(root)?;
+    let mut walk = Walk { device: stat.st_dev, linked: HashSet::new(), total: Space::default() };
+    walk.count(&stat);
+    if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+        walk.below(Place::open(root)?);
+    }
+    Ok(walk.total)
+}
+
+struct Walk {
+    device: u64,
+    /// Inodes with several names that were seen already.
+    linked: HashSet<u64>,
+    total: Space,
+}
+
+impl Walk {
+    fn count(&mut self, stat: &Stat) {
+        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        let has_names = !is_directory && stat.st_nlink > 1;
+        if has_names && self.linked.len() < MOST_LINKED && !self.linked.insert(stat.st_ino) {
+            return;
+        }
+        let blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
+        self.total += Space { bytes: blocks.saturating_mul(BLOCK), inodes: 1 };
+    }
+
+    /// Counts what is below a directory, however deep: at the depth of those that are kept open, the
+    /// way back is by `..`, and what was moved elsewhere meanwhile is not looked for.
+    fn below(&mut self, root: Place) {
+        let mut here = root;
+        let mut left = self.children(&here);
+        let mut above: Vec<Above> = Vec::new();
+        loop {
+            if let Some(name) = left.pop() {
+                let Ok(child) = here.child(&name) else { continue };
+                let below = self.children(&child);
+                if below.is_empty() {
+                    continue;
+                }
+                let parent = std::mem::replace(&mut here, child);
+                let left = std::mem::replace(&mut left, below);
+                let id = parent.id();
+                let open = (above.len() < DEEPEST).then_some(parent);
+                above.push(Above { id, open, left });
+            } else {
+                let back = loop {
+                    let Some(Above { id, open, left }) = above.pop() else { return };
+                    if let Ok(parent) = open.map_or_else(|| here.above(id), Ok) {
+                        break (parent, left);
+                    }
+                };
+                (here, left) = back;
+            }
+        }
+    }
+
+    /// Counts what is in a directory; gives the directories in it.
+    fn children(&mut self, dir: &Place) -> Vec<CString> {
+        let mut below: Vec<CString> = Vec::new();
+        let Ok(entries) = Dir::read_from(dir.fd()) else { return below };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            let Ok(stat) = statat(dir.fd(), name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            if stat.st_dev != self.device {
+                continue;
+            }
+            self.count(&stat);
+            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+                below.push(name.to_owned());
+            }
+        }
+        below
+    }
+}
+
+/// A directory on the way down.
+struct Above {
+    id: (u64, u64),
+    /// Kept open as far up as descriptors are to be had.
+    open: Option<Place>,
+    /// The directories in it that are not counted yet.
+    left: Vec<CString>,
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs;
+    use std::process::Command;
+
+    use rustix::fs::{Mode, mkdirat};
+
+    use super::*;
+
+    #[test]
+    fn a_tree_takes_what_du_says() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("a/b/c")).unwrap();
+        fs::write(at("a/large"), vec![7; 1 << 20]).unwrap();
+        fs::write(at("a/b/small"), "x").unwrap();
+        fs::hard_link(at("a/large"), at("a/b/again")).unwrap();
+        std::os::unix::fs::symlink("/proc", at("a/link")).unwrap();
+        let sparse = fs::File::create(at("sparse")).unwrap();
+        sparse.set_len(1 << 30).unwrap();
+        let du = |option: &str| {
+            let out =
+                Command::new("du").args(["-s", "-x", option]).arg(dir.path()).output().unwrap();
+            let text = String::from_utf8(out.stdout).unwrap();
+            text.split_whitespace().next().unwrap().parse::<u64>().unwrap()
+        };
+        let space = tree(dir.path()).unwrap();
+        assert_eq!(space.bytes, du("--block-size=1"));
+        assert_eq!(space.inodes, du("--inodes"));
+        assert_eq!(space.inodes, 8);
+        assert_eq!(tree(&at("a/b/small")).unwrap().inodes, 1, "a file is a tree");
+        assert!(tree(&at("nothing")).is_err());
+    }
+
+    #[test]
+    fn no_depth_hides_anything_nor_overflows_the_stack() {
+        const DEPTH: usize = 25_000;
+        // in memory: so many directories take a disk minutes
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let mut here = Place::open(dir.path()).unwrap();
+        for depth in 0..DEPTH {
+            let beside = if depth % 5000 == 0 { &[c"a", c"z"][..] } else { &[] };
+            for name in beside.iter().chain(&[c"d"]) {
+                mkdirat(here.fd(), *name, Mode::RWXU).unwrap();
+            }
+            here = here.child(&c"d".to_owned()).unwrap();
+        }
+        drop(here);
+        let root = dir.path().to_owned();
+        let work = move || tree(&root).unwrap().inodes;
+        let thread = std::thread::Builder::new().stack_size(64 << 10).spawn(work).unwrap();
+        assert_eq!(thread.join().unwrap(), (DEPTH + 2 * DEPTH / 5000) as u64 + 1);
+        longshore_base::trees::remove(&dir.path().join("d")).unwrap();
+    }
+}

@@ -1,0 +1,76 @@
+//! Where the daemons run that pods depend on.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use longshore_config::Config;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+
+use super::cgroup::Reader;
+use super::process::Proc;
+
+/// What the config says of the cgroups of daemons. Empty: find out, or leave out.
+#[derive(Clone, Debug, Default)]
+pub struct SystemNames {
+    kubelet: String,
+    runtime: String,
+    misc: String,
+    socket: Option<PathBuf>,
+}
+
+impl SystemNames {
+    /// As the config has it.
+    pub fn new(config: &Config) -> Self {
+        let kubelet = &config.kubelet;
+        let socket = kubelet.container_runtime_endpoint.strip_prefix("unix://");
+        Self {
+            kubelet: kubelet.kubelet_cgroups.clone(),
+            runtime: config.runtime_cgroups.clone(),
+            misc: kubelet.system_cgroups.clone(),
+            socket: socket.map(PathBuf::from),
+        }
+    }
+
+    /// Find out what is not told. Blocks, if only on the local socket of the runtime.
+    pub(super) fn find(&self, unified: bool) -> io::Result<SystemGroups> {
+        let (proc, mut reader) = (Proc::open()?, Reader::default());
+        let mut of = |name: &str, pid: &dyn Fn() -> Option<u32>| {
+            let told = Some(name.to_owned()).filter(|name| !name.is_empty());
+            let found = told.or_else(|| proc.cgroup(pid()?, unified, &mut reader));
+            found.filter(|path| path != "/")
+        };
+        Ok(SystemGroups {
+            kubelet: of(&self.kubelet, &|| Some(std::process::id())),
+            runtime: of(&self.runtime, &|| self.runtime_pid()),
+            misc: of(&self.misc, &|| None),
+        })
+    }
+
+    /// Who listens at the runtime's socket.
+    fn runtime_pid(&self) -> Option<u32> {
+        let connection = UnixStream::connect(self.socket.as_ref()?).ok()?;
+        let peer = getsockopt(&connection, PeerCredentials).ok()?;
+        u32::try_from(peer.pid()).ok().filter(|pid| *pid > 1)
+    }
+}
+
+/// The cgroups of daemons, as paths from the hierarchies' roots down.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct SystemGroups {
+    kubelet: Option<String>,
+    runtime: Option<String>,
+    misc: Option<String>,
+}
+
+impl SystemGroups {
+    /// By the names that the summary gives them.
+    pub(super) fn named(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let named = [
+            ("kubelet", self.kubelet.as_deref()),
+            ("runtime", self.runtime.as_deref()),
+            ("misc", self.misc.as_deref()),
+        ];
+        named.into_iter().filter_map(|(name, path)| Some((name, path?)))
+    }
+}

@@ -1,0 +1,267 @@
+//! The resolver config of a pod, by its DNS policy.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::Pod;
+use longshore_cri::v1;
+use longshore_pod::spec;
+
+use super::{Error, Settings};
+
+const MAX_SERVERS: usize = 3;
+const MAX_SEARCHES: usize = 32;
+/// Of one search path, and of the whole line.
+const MAX_SEARCH: usize = 253;
+const MAX_SEARCH_LINE: usize = 2048;
+
+/// What stands against giving a pod what it asks for: reason and message of an event.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Complaint {
+    pub reason: &'static str,
+    pub message: String,
+}
+
+/// What the pod's `resolv.conf` is made of, and what had to be left out of it.
+pub(super) fn config(
+    settings: &Settings,
+    pod: &Pod,
+) -> Result<(v1::DnsConfig, Vec<Complaint>), Error> {
+    let pod_spec = pod.spec.as_ref().ok_or(Error::NoSpec)?;
+    let mut complaints = Vec::new();
+    let wants_cluster = match pod_spec.dns_policy.as_deref() {
+        Some("None" | "Default") => false,
+        Some("ClusterFirstWithHostNet") => true,
+        _ => !spec::host_network(pod),
+    };
+    let mut config = match pod_spec.dns_policy.as_deref() {
+        Some("None") => v1::DnsConfig::default(),
+        _ if wants_cluster && !settings.cluster_dns.is_empty() => {
+            let mut config = of_host(settings)?;
+            config.servers.clone_from(&settings.cluster_dns);
+            let domain = &settings.cluster_domain;
+            if !domain.is_empty() {
+                let namespace = spec::namespace(pod);
+                let own =
+                    [format!("{namespace}.svc.{domain}"), format!("svc.{domain}"), domain.clone()];
+                config.searches = own.into_iter().chain(config.searches).collect();
+                dedup(&mut config.searches);
+            }
+            config.options = vec!["ndots:5".to_owned()];
+            config
+        }
+        _ => {
+            if wants_cluster {
+                complaints.push(no_cluster_dns(pod));
+            }
+            let mut config = of_host(settings)?;
+            if settings.resolv_conf.is_none() {
+                // Whoever names no server gets one on its own machine, as resolvers do it.
+                let local = |ip: &String| if ip.contains(':') { "::1" } else { "127.0.0.1" };
+                config.servers = settings.host_ips.iter().map(local).map(str::to_owned).collect();
+                if config.servers.is_empty() {
+                    config.servers.push("127.0.0.1".to_owned());
+                }
+                config.searches = vec![".".to_owned()];
+            }
+            config
+        }
+    };
+    if let Some(own) = &pod_spec.dns_config {
+        config.servers.extend(own.nameservers.iter().flatten().cloned());
+        config.searches.extend(own.searches.iter().flatten().cloned());
+        let own = own.options.iter().flatten().map(|option| {
+            let name = option.name.clone().unwrap_or_default();
+            let value = option.value.as_deref().filter(|value| !value.is_empty());
+            value.map_or_else(|| name.clone(), |value| format!("{name}:{value}"))
+        });
+        config.options = unique(std::mem::take(&mut config.options).into_iter().chain(own));
+        dedup(&mut config.servers);
+        dedup(&mut config.searches);
+    }
+    complaints.extend(fit(&mut config));
+    Ok((config, complaints))
+}
+
+fn no_cluster_dns(pod: &Pod) -> Complaint {
+    let message = format!(
+        "pod: {:?}. kubelet does not have ClusterDNS IP configured and cannot create Pod using \
+         \"ClusterFirst\" policy. Falling back to \"Default\" policy.",
+        longshore_pod::spec::describe(pod)
+    );
+    Complaint { reason: "MissingClusterDNS", message }
+}
+
+fn of_host(settings: &Settings) -> Result<v1::DnsConfig, Error> {
+    settings.resolv_conf.as_deref().map_or_else(|| Ok(v1::DnsConfig::default()), read)
+}
+
+fn read(path: &Path) -> Result<v1::DnsConfig, Error> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| Error::Io { path: path.to_owned(), source })?;
+    Ok(parse(&text))
+}
+
+fn parse(text: &str) -> v1::DnsConfig {
+    let mut config = v1::DnsConfig::default();
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some("nameserver") => config.servers.extend(words.next().map(str::to_owned)),
+            // The last search line wins.
+            Some("search") => {
+                config.searches = words
+                    .filter(|domain| *domain != ".")
+                    .map(|domain| domain.strip_suffix('.').unwrap_or(domain).to_owned())
+                    .collect();
+            }
+            Some("options") => config.options.extend(words.map(str::to_owned)),
+            _ => {}
+        }
+    }
+    config.options = unique(config.options);
+    config
+}
+
+/// Of options of one name, the last, in the place of the first.
+fn unique(options: impl IntoIterator<Item = String>) -> Vec<String> {
+    let name = |option: &str| option.split(':').next().unwrap_or_default().to_owned();
+    let mut places = HashMap::new();
+    let mut unique: Vec<String> = Vec::new();
+    for option in options {
+        match places.entry(name(&option)) {
+            Entry::Occupied(place) => unique[*place.get()] = option,
+            Entry::Vacant(place) => {
+                place.insert(unique.len());
+                unique.push(option);
+            }
+        }
+    }
+    unique
+}
+
+fn dedup(list: &mut Vec<String>) {
+    let mut seen = std::collections::HashSet::new();
+    list.retain(|item| seen.insert(item.clone()));
+}
+
+/// Cut to what resolvers read, and tell what was cut.
+fn fit(config: &mut v1::DnsConfig) -> Vec<Complaint> {
+    let complaint = |what: &str, kept: &[String]| Complaint {
+        reason: "DNSConfigForming",
+        message: format!("{what} line is: {}", kept.join(" ")),
+    };
+    let mut complaints = Vec::new();
+    if config.servers.len() > MAX_SERVERS {
+        config.servers.truncate(MAX_SERVERS);
+        let what = "Nameserver limits were exceeded, some nameservers have been omitted, the \
+                    applied nameserver";
+        complaints.push(complaint(what, &config.servers));
+    }
+    let asked = config.searches.len();
+    config.searches.truncate(MAX_SEARCHES);
+    config.searches.retain(|domain| domain.len() <= MAX_SEARCH);
+    let mut line = 0;
+    let fitting = config.searches.iter().take_while(|domain| {
+        line += domain.len() + 1;
+        line <= MAX_SEARCH_LINE + 1
+    });
+    let fitting = fitting.count();
+    config.searches.truncate(fitting);
+    if config.searches.len() < asked {
+        let what = "Search Line limits were exceeded, some search paths have been omitted, the \
+                    applied search";
+        complaints.push(complaint(what, &config.searches));
+    }
+    complaints
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::fixture;
+
+    #[test]
+    fn the_last_search_line_and_the_last_value_of_an_option_win() {
+        let config = parse(
+            "# a comment\nnameserver 10.0.0.1\nnameserver\nsearch a.\nsearch b.example. . c\noptions ndots:2 rotate\noptions ndots:5\n",
+        );
+        assert_eq!(config.servers, ["10.0.0.1"]);
+        assert_eq!(config.searches, ["b.example", "c"]);
+        assert_eq!(config.options, ["ndots:5", "rotate"]);
+    }
+
+    fn lines(settings: &Settings, spec: Value) -> (String, Vec<&'static str>) {
+        let (config, complaints) = config(settings, &fixture::pod(spec)).unwrap();
+        let lines = [config.servers, config.searches, config.options].map(|list| list.join(" "));
+        (lines.join(" | "), complaints.into_iter().map(|complaint| complaint.reason).collect())
+    }
+
+    #[test]
+    fn each_policy_has_its_servers() {
+        let dir = tempfile::tempdir().unwrap();
+        let resolv_conf = dir.path().join("resolv.conf");
+        std::fs::write(&resolv_conf, "nameserver 9.9.9.9\nsearch lan\noptions rotate\n").unwrap();
+        let mut settings = fixture::settings(dir.path());
+        settings.resolv_conf = Some(resolv_conf);
+        settings.cluster_dns = vec!["10.96.0.10".to_owned()];
+        settings.cluster_domain = "cluster.local".to_owned();
+        let host = "9.9.9.9 | lan | rotate";
+        let searches = "ns.svc.cluster.local svc.cluster.local cluster.local lan";
+        let cluster = format!("10.96.0.10 | {searches} | ndots:5");
+        let own = json!({"nameservers": ["1.1.1.1"], "searches": ["own", "lan"],
+            "options": [{"name": "ndots", "value": "2"}, {"name": "edns0"}]});
+        for (spec, expected) in [
+            (json!({}), cluster.as_str()),
+            (json!({"dnsPolicy": "ClusterFirst", "hostNetwork": true}), host),
+            (json!({"dnsPolicy": "ClusterFirstWithHostNet", "hostNetwork": true}), &cluster),
+            (json!({"dnsPolicy": "Default"}), host),
+            (
+                json!({"dnsPolicy": "Default", "dnsConfig": own}),
+                "9.9.9.9 1.1.1.1 | lan own | rotate ndots:2 edns0",
+            ),
+            (json!({"dnsPolicy": "None", "dnsConfig": own}), "1.1.1.1 | own lan | ndots:2 edns0"),
+        ] {
+            assert_eq!(lines(&settings, spec.clone()), (expected.to_owned(), vec![]), "{spec}");
+        }
+        settings.cluster_dns.clear();
+        assert_eq!(lines(&settings, json!({})), (host.to_owned(), vec!["MissingClusterDNS"]));
+        settings.resolv_conf = None;
+        settings.host_ips = vec!["192.0.2.1".to_owned(), "2001:db8::1".to_owned()];
+        let local = ("127.0.0.1 ::1 | . | ".to_owned(), vec![]);
+        assert_eq!(lines(&settings, json!({"dnsPolicy": "Default"})), local);
+    }
+
+    #[test]
+    fn what_resolvers_do_not_read_is_left_out_and_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = fixture::settings(dir.path());
+        let searches = |count: usize, length: usize| -> Vec<String> {
+            (0..count).map(|index| format!("{index:0length$}")).collect()
+        };
+        let kept = |nameservers: usize, searches: Vec<String>| {
+            let nameservers = (0..nameservers).map(|last| format!("1.1.1.{last}"));
+            let nameservers: Vec<String> = nameservers.collect();
+            let own = json!({"nameservers": nameservers, "searches": searches});
+            let spec = json!({"dnsPolicy": "None", "dnsConfig": own});
+            let (config, complaints) = config(&settings, &fixture::pod(spec)).unwrap();
+            (config.servers.len(), config.searches.len(), complaints)
+        };
+        assert_eq!(kept(3, searches(32, 63)), (3, 32, vec![]));
+        let (servers, _, complaints) = kept(4, vec![]);
+        assert_eq!(servers, 3);
+        assert_eq!(
+            complaints[0].message,
+            "Nameserver limits were exceeded, some nameservers have been omitted, the applied nameserver line is: 1.1.1.0 1.1.1.1 1.1.1.2"
+        );
+        for (count, length, expected) in [(33, 10, 32), (9, 253, 8), (2, 254, 0)] {
+            let (_, found, complaints) = kept(0, searches(count, length));
+            assert_eq!((found, complaints.len()), (expected, 1), "{count} of {length}");
+            assert!(complaints[0].message.starts_with("Search Line limits were exceeded, "));
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The lifecycle hooks of containers: postStart and preStop.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
+use longshore_base::time;
+use longshore_pod::observed::{self, Sandbox};
+use longshore_pod::spec::{self, ContainerKind, describe};
+use tokio::time::timeout;
+use tracing::debug;
+
+use super::{PodRuntime, StartError};
+use crate::handlers::{HookError, Target};
+
+/// The least that a container is given to stop, whatever its hook has left.
+const LEAST_GRACE: Duration = Duration::from_secs(2);
+
+impl PodRuntime {
+    /// Run the postStart hook of a container that was just started, if it has one. It may take as
+    /// long as it likes. A container whose hook fails is stopped, after its preStop hook.
+    pub async fn post_start(
+        &self,
+        pod: &Pod,
+        sandbox: &Sandbox,
+        kind: ContainerKind,
+        container: &Container,
+        id: &str,
+    ) -> Result<(), StartError> {
+        let lifecycle = container.lifecycle.as_ref();
+        let Some(hook) = lifecycle.and_then(|hooks| hooks.post_start.as_ref()) else {
+            return Ok(());
+        };
+        let target = Target { container, id, ip: sandbox.address(&self.settings.host_ips) };
+        let Err(error) = self.hook(pod, target, hook).await else { return Ok(()) };
+        let say = |warning, reason: &str, message: &str| {
+            self.pod_events.container(pod, kind, &container.name, warning, reason, message);
+        };
+        // Events are read by more people than the pod is: what the hook said is not for them.
+        say(true, "FailedPostStartHook", "PostStartHook failed");
+        say(false, "Killing", "FailedPostStartHook");
+        let grace = grace(pod);
+        let left = grace.saturating_sub(self.last_words(pod, kind, target, grace).await);
+        let stopped =
+            self.stop_container(spec::uid(pod), id, &sandbox.id, left.max(LEAST_GRACE)).await;
+        if let Err(error) = stopped {
+            debug!(pod = describe(pod), id, %error, "not stopped after its postStart hook failed");
+        }
+        Err(StartError::new("PostStartHookError", error.to_string()))
+    }
+
+    /// Run the preStop hook of a container, if it has one, for `grace` at most, and not at all
+    /// without grace. Gives what is left of the grace, which may be nothing: that a container gets
+    /// a least time all the same is its caller's business. Failures are told, and change nothing.
+    pub async fn pre_stop(
+        &self,
+        pod: &Pod,
+        run: &observed::Container,
+        grace: Duration,
+    ) -> Duration {
+        let Some((kind, container)) = spec::container(pod, &run.name) else { return grace };
+        let seen = self.observer.pod(spec::uid(pod)).unwrap_or_default();
+        let sandbox = seen.sandboxes.iter().find(|sandbox| sandbox.id == run.sandbox_id);
+        let host_ips = &self.settings.host_ips;
+        let ip = sandbox.map(|sandbox| sandbox.address(host_ips)).unwrap_or_default();
+        let target = Target { container: &container, id: &run.id, ip };
+        grace.saturating_sub(self.last_words(pod, kind, target, grace).await)
+    }
+
+    /// The preStop hook; gives how long it took.
+    async fn last_words(
+        &self,
+        pod: &Pod,
+        kind: ContainerKind,
+        target: Target<'_>,
+        grace: Duration,
+    ) -> Duration {
+        let lifecycle = target.container.lifecycle.as_ref();
+        let hook = lifecycle.and_then(|hooks| hooks.pre_stop.as_ref());
+        let Some(hook) = hook.filter(|_| !grace.is_zero()) else { return Duration::ZERO };
+        let start = Instant::now();
+        // One that runs out of time is cut off, which is a failure as well.
+        let ended = timeout(grace, self.hook(pod, target, hook)).await;
+        if ended.is_err() && hook.sleep.is_some() {
+            self.metrics.sleeps_cut_short.inc();
+        }
+        if !matches!(ended, Ok(Ok(()))) {
+            let (name, message) = (&target.container.name, "PreStopHook failed");
+            self.pod_events.container(pod, kind, name, true, "FailedPreStopHook", message);
+        }
+        start.elapsed()
+    }
+
+    async fn hook(
+        &self,
+        pod: &Pod,
+        target: Target<'_>,
+        hook: &LifecycleHandler,
+    ) -> Result<(), HookError> {
+        let ran = self.handlers.hook(pod, target, hook).await;
+        match ran {
+            Ok(None) => Ok(()),
+            Ok(Some(fallback)) => {
+                self.metrics.http_fallbacks.inc();
+                self.pod_events.pod(pod, true, "LifecycleHTTPFallback", &fallback.0);
+                Ok(())
+            }
+            Err(error) => {
+                debug!(pod = describe(pod), container = target.container.name, %error, "hook failed");
+                Err(error)
+            }
+        }
+    }
+}
+
+/// The grace of a container that is stopped while its pod goes on.
+fn grace(pod: &Pod) -> Duration {
+    let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
+    let seconds = pod.metadata.deletion_grace_period_seconds.or(own).unwrap_or(0);
+    time::seconds(seconds)
+}

@@ -1,0 +1,85 @@
+//! Who may use an image that the node pulled.
+
+use serde::{Deserialize, Serialize};
+
+use crate::images::credentials::SecretLogin;
+
+/// So many logins of an image are remembered when they are only seen, not used.
+const MOST_LOGINS: usize = 100;
+
+/// Who may use an image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub(in crate::images) struct Access {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    kubernetes_secrets: Vec<SecretLogin>,
+    /// Written by credential providers, and kept for them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    kubernetes_service_accounts: Vec<serde_json::Value>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) node_pods_accessible: bool,
+}
+
+impl Access {
+    /// That of all pods, or of those with a secret.
+    pub(in crate::images) fn of(secret: Option<SecretLogin>) -> Self {
+        Self {
+            node_pods_accessible: secret.is_none(),
+            kubernetes_secrets: secret.into_iter().collect(),
+            ..Self::default()
+        }
+    }
+
+    /// Whether a pod with one of these logins may use the image, and if so the login that is not
+    /// remembered yet in that form.
+    pub(super) fn admits<'a>(&self, logins: &'a [SecretLogin]) -> Option<Option<&'a SecretLogin>> {
+        if self.node_pods_accessible {
+            return Some(None);
+        }
+        let few = self.kubernetes_secrets.len() < MOST_LOGINS;
+        for login in logins {
+            for known in &self.kubernetes_secrets {
+                let same_hash = !known.hash.is_empty() && known.hash == login.hash;
+                let same_secret = (&known.uid, &known.namespace, &known.name)
+                    == (&login.uid, &login.namespace, &login.name);
+                match (same_hash, same_secret) {
+                    (true, same) => return Some(Some(login).filter(|_| !same && few)),
+                    // Its content has changed since; it is the owner's to change.
+                    (false, true) if few => return Some(Some(login)),
+                    (false, _) => {}
+                }
+            }
+        }
+        None
+    }
+
+    /// Add what else is known. Tells whether that is news.
+    pub(super) fn merge(&mut self, new: Access) -> bool {
+        if self.node_pods_accessible {
+            return false;
+        }
+        if new.node_pods_accessible {
+            *self = new;
+            return true;
+        }
+        let mut changed = false;
+        for login in new.kubernetes_secrets {
+            let place = self.kubernetes_secrets.iter_mut().find(|known| {
+                (&known.uid, &known.namespace, &known.name)
+                    == (&login.uid, &login.namespace, &login.name)
+            });
+            match place {
+                Some(known) if *known == login => {}
+                Some(known) => (*known, changed) = (login, true),
+                None => {
+                    self.kubernetes_secrets.push(login);
+                    changed = true;
+                }
+            }
+        }
+        let order =
+            |login: &SecretLogin| (login.namespace.clone(), login.name.clone(), login.uid.clone());
+        self.kubernetes_secrets.sort_by_key(order);
+        changed
+    }
+}

@@ -1,0 +1,63 @@
+//! The files of records: each is known by the digest of what it is about.
+
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
+use longshore_base::files;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
+use tracing::warn;
+
+use crate::images::credentials::hex;
+
+/// The file of what is known by this text.
+pub(super) fn file_name(text: &str) -> String {
+    format!("sha256-{}", hex(&Sha256::digest(text)))
+}
+
+/// A file that is there and holds no record.
+pub(super) struct Unreadable;
+
+pub(super) fn read<T: DeserializeOwned>(dir: &Path, text: &str) -> Result<Option<T>, Unreadable> {
+    parse(&dir.join(file_name(text)))
+}
+
+fn parse<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Unreadable> {
+    let unreadable = |error: &dyn std::fmt::Display| {
+        warn!(path = %path.display(), %error, "record of a pull cannot be read");
+        Unreadable
+    };
+    match std::fs::read(path) {
+        Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| unreadable(&error)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(unreadable(&error)),
+    }
+}
+
+pub(super) fn all<T: DeserializeOwned>(dir: &Path) -> Vec<T> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let files = entries.map(|entry| entry.path()).filter(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("sha256-") && !name.ends_with(".tmp")
+    });
+    files.filter_map(|path| parse(&path).ok().flatten()).collect()
+}
+
+pub(super) fn write(dir: &Path, text: &str, record: &impl Serialize) -> io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    let mut content = serde_json::to_vec(record)?;
+    content.push(b'\n');
+    files::replace(&dir.join(file_name(text)), &content)
+}
+
+pub(super) fn remove(dir: &Path, text: &str) {
+    let path = dir.join(file_name(text));
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            warn!(path = %path.display(), %error, "record of a pull stays");
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,283 @@
+//! A container's beginning, in the steps between which its worker may change its mind: image,
+//! config, start. The postStart hook comes after them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use longshore_cri::v1;
+use longshore_pod::observed::{Sandbox, State};
+use longshore_pod::plan::Start;
+use longshore_pod::spec::{self, ContainerKind, describe};
+use longshore_volumes::PodMounts;
+use tracing::debug;
+
+use super::images::{self, Present};
+use super::isolation::{self, Isolation};
+use super::{Error, PodRuntime, StartError, container, create_dir, env, hosts, mounts, sandbox};
+
+/// A container that is ready to be made: what the runtime is asked for.
+pub struct Prepared {
+    config: v1::ContainerConfig,
+    sandbox_config: v1::PodSandboxConfig,
+    log: PathBuf,
+    /// How many of the pod's volumes it mounts that are images.
+    image_volumes: usize,
+}
+
+/// What a container is made from besides the pod.
+struct Making<'a> {
+    sandbox: &'a Sandbox,
+    kind: ContainerKind,
+    container: &'a Container,
+    mounts: &'a PodMounts,
+    image_volumes: BTreeMap<String, v1::ImageSpec>,
+    image: Present,
+    isolation: Isolation,
+    restart_count: u32,
+}
+
+impl PodRuntime {
+    /// The image of a container, pulled if its policy asks for that. Needs no sandbox to stand:
+    /// `attempt` is that of the one that does or is to be.
+    pub async fn image(
+        &self,
+        pod: &Pod,
+        kind: ContainerKind,
+        container: &Container,
+        attempt: u32,
+    ) -> Result<Present, StartError> {
+        let say = |message: &str| {
+            self.pod_events.container(pod, kind, &container.name, true, "Failed", message);
+        };
+        // For a pull it does not matter which users the pod is to have.
+        let namespaces = pod.spec.as_ref().map(isolation::namespaces).unwrap_or_default();
+        let sandbox_config = sandbox::config(&self.settings, pod, attempt, namespaces);
+        let (sandbox_config, _) = sandbox_config.map_err(|error| {
+            say(&format!("Error: {error}"));
+            StartError::new("CreateContainerConfigError", error.to_string())
+        })?;
+        let wanted = images::Wanted {
+            reference: container.image.as_deref().unwrap_or_default(),
+            policy: container.image_pull_policy.as_deref(),
+            container: Some((kind, &container.name)),
+        };
+        let image = self.images.ensure(pod, wanted, &sandbox_config).await;
+        image.inspect_err(|error| say(&format!("Error: {}", error.reason)))
+    }
+
+    /// Put together what a container is made from. Changes nothing in the runtime.
+    pub async fn prepare_container(
+        &self,
+        pod: &Pod,
+        sandbox: &Sandbox,
+        start: &Start,
+        container: &Container,
+        image: Present,
+        mounts: &PodMounts,
+    ) -> Result<Prepared, StartError> {
+        let config_error = |error: Error| {
+            self.not_started(pod, start, "CreateContainerConfigError", error.to_string())
+        };
+        let isolation = self.isolation(pod).await.map_err(config_error)?;
+        // What had to be left out was told when the sandbox was made.
+        let (sandbox_config, _) =
+            sandbox::config(&self.settings, pod, sandbox.attempt, isolation.namespaces.clone())
+                .map_err(config_error)?;
+        let image_volumes = self.image_volumes(pod, container, &sandbox_config).await;
+        let image_volumes = image_volumes.inspect_err(|error| {
+            let text = format!("Error: {}", error.reason);
+            self.pod_events.container(pod, start.kind, &start.name, true, "Failed", &text);
+        })?;
+        let image_count = image_volumes.len();
+        let log_dir = self.settings.pod_log_dir(pod).join(&container.name);
+        create_dir(&log_dir, 0o755).await.map_err(config_error)?;
+        let restart_count = match start.restart_count {
+            Some(count) => count,
+            None => container::restart_count_from_logs(&log_dir),
+        };
+        let making = Making {
+            sandbox,
+            kind: start.kind,
+            container,
+            mounts,
+            image_volumes,
+            image,
+            isolation,
+            restart_count,
+        };
+        let mut config = self.container_config(pod, making).await.map_err(config_error)?;
+        if let Some(resources) = config.linux.as_mut().and_then(|own| own.resources.as_mut()) {
+            self.managers.place(pod, &container.name, resources);
+        }
+        let log = log_dir.join(format!("{restart_count}.log"));
+        Ok(Prepared { config, sandbox_config, log, image_volumes: image_count })
+    }
+
+    /// Create the container and start it; gives its id. Not to be dropped half-way: nobody would
+    /// look at what came of it.
+    pub async fn start_container(
+        &self,
+        pod: &Pod,
+        sandbox: &Sandbox,
+        start: &Start,
+        prepared: Prepared,
+    ) -> Result<String, StartError> {
+        let say = |reason: &str, message: &str| {
+            self.pod_events.container(pod, start.kind, &start.name, false, reason, message);
+        };
+        self.remove_unstarted(pod, &start.name).await.map_err(|error| {
+            self.not_started(pod, start, "CreateContainerError", error.to_string())
+        })?;
+        let Prepared { config, sandbox_config, log, image_volumes } = prepared;
+        let images = config.mounts.iter().filter(|mount| mount.image.is_some()).count();
+        let created = self.cri.create_container(&sandbox.id, config, sandbox_config).await;
+        let created = created.map_err(|error| cri_message(&error));
+        let failure = created.as_ref().err().map(String::as_str);
+        self.metrics.made_with_images(image_volumes, images, failure);
+        let id = created
+            .map_err(|message| self.not_started(pod, start, "CreateContainerError", message))?;
+        say("Created", "Container created");
+        let uid = spec::uid(pod);
+        let starting = self.cri.start_container(&id);
+        // A restart counts from here on, and the start takes a while yet.
+        let counting = async {
+            if start.restart_count.is_some_and(|count| count > 0) {
+                let _ = self.observer.look_at_container(uid, &id, &sandbox.id).await;
+            }
+        };
+        let (started, ()) = tokio::join!(starting, counting);
+        // Looked at in either case: a container that failed to start has an exit to show.
+        if let Err(error) = self.observer.look_at_started(uid, &id, &sandbox.id).await {
+            debug!(pod = describe(pod), %id, %error, "look at a started container failed");
+        }
+        started.map_err(|error| {
+            // An id tells a user nothing, and makes each event one of its own.
+            let message = cri_message(&error).replace(&id, &start.name);
+            self.not_started(pod, start, "RunContainerError", message)
+        })?;
+        say("Started", "Container started");
+        let (namespace, name) = (spec::namespace(pod), spec::name(pod));
+        let link = container::legacy_log_link(namespace, name, &start.name, &id);
+        // Some runtimes log elsewhere, and a link would lead nowhere.
+        if tokio::fs::try_exists(&log).await.unwrap_or(true)
+            && let Err(error) = link_log(&log, &link).await
+        {
+            debug!(link = %link.display(), %error, "no link to the log");
+        }
+        Ok(id)
+    }
+
+    /// What was made and never started, as by a daemon that was killed then, makes way for the
+    /// container that comes in its place. The runtime refuses this while it is being started.
+    async fn remove_unstarted(&self, pod: &Pod, name: &str) -> Result<(), Error> {
+        let seen = self.observer.pod(spec::uid(pod));
+        match seen.as_ref().and_then(|seen| seen.newest(name)) {
+            Some(run) if run.state == State::Created => {
+                self.remove_container(pod, name, &run.id).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn not_started(
+        &self,
+        pod: &Pod,
+        start: &Start,
+        reason: &'static str,
+        message: String,
+    ) -> StartError {
+        let text = format!("Error: {message}");
+        self.pod_events.container(pod, start.kind, &start.name, true, "Failed", &text);
+        StartError::new(reason, message)
+    }
+
+    /// The images that the container mounts as volumes, by the volume's name.
+    async fn image_volumes(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        sandbox_config: &v1::PodSandboxConfig,
+    ) -> Result<BTreeMap<String, v1::ImageSpec>, StartError> {
+        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        let mut images = BTreeMap::new();
+        for volume in volumes {
+            let used = container.volume_mounts.iter().flatten().any(|m| m.name == volume.name);
+            let Some(source) = volume.image.as_ref().filter(|_| used) else { continue };
+            let wanted = images::Wanted {
+                reference: source.reference.as_deref().unwrap_or_default(),
+                policy: source.pull_policy.as_deref(),
+                container: None,
+            };
+            let image = self.images.ensure(pod, wanted, sandbox_config).await?;
+            let image = v1::ImageSpec {
+                image: image.reference,
+                user_specified_image: wanted.reference.to_owned(),
+                annotations: images::annotations(pod),
+                ..v1::ImageSpec::default()
+            };
+            images.insert(volume.name.clone(), image);
+        }
+        Ok(images)
+    }
+
+    async fn container_config(
+        &self,
+        pod: &Pod,
+        making: Making<'_>,
+    ) -> Result<v1::ContainerConfig, Error> {
+        let Making { container, mounts, restart_count, .. } = making;
+        let pod_ips = match making.sandbox.host_network {
+            true => &self.settings.host_ips,
+            false => &making.sandbox.ips,
+        };
+        let sources = env::Sources { runtime: self, pod, container, pod_ips, mounts };
+        let environment = sources.environment().await?;
+        let Isolation { handler, namespaces } = making.isolation;
+        let namespaces = self.container_namespaces(pod, making.kind, container, namespaces)?;
+        let recursive = mounts::asks_for_recursion(container)
+            && self.mounts_read_only_recursively(&handler).await?;
+        let sources = mounts::Sources {
+            runtime: self,
+            pod,
+            container,
+            volumes: mounts,
+            images: &making.image_volumes,
+            environment: &environment,
+            hosts_file: hosts::write(&self.settings, pod, pod_ips).await?,
+            restart_count,
+            recursive,
+            users: &namespaces.userns_options.clone().unwrap_or_default(),
+        };
+        let (mounts, devices) = (sources.mounts().await?, sources.devices()?);
+        let groups = mounts::volume_groups(pod, sources.volumes);
+        container::config(container::Inputs {
+            settings: &self.settings,
+            pod,
+            container,
+            restart_count,
+            image_ref: making.image.reference,
+            image_user: making.image.user,
+            environment,
+            mounts,
+            devices,
+            groups,
+            namespaces,
+        })
+    }
+}
+
+/// The runtime's own words, without the name of the call, as users know them.
+fn cri_message(error: &longshore_cri::Error) -> String {
+    match error {
+        longshore_cri::Error::Status { message, .. } => message.clone(),
+        other => other.to_string(),
+    }
+}
+
+async fn link_log(log: &Path, link: &Path) -> std::io::Result<()> {
+    if let Some(dir) = link.parent() {
+        tokio::fs::create_dir_all(dir).await?;
+    }
+    tokio::fs::symlink(log, link).await
+}

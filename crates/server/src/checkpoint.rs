@@ -1,0 +1,194 @@
+//! `POST /checkpoint/{namespace}/{pod}/{container}`: the runtime writes a container's state to an
+//! archive under the node's root directory.
+//!
+//! Archives hold all of a container's memory and may be large, so there are at most
+//! [`MOST`] of them, and one is made at a time. Who wants another one takes one away first: none is
+//! thrown away here, for somebody wanted each.
+
+use std::io;
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use k8s_openapi::jiff::{Timestamp, Unit};
+use longshore_config::Config;
+use longshore_cri::{Error as CriError, Runtime};
+use longshore_pod::spec;
+use serde_json::json;
+use tokio::sync::Semaphore;
+use tracing::info;
+
+use super::{Host, Refusal};
+
+/// Archives on disk at one time.
+const MOST: usize = 32;
+
+struct Checkpoints {
+    host: Arc<dyn Host>,
+    runtime: Runtime,
+    directory: PathBuf,
+    /// Held while an archive is made.
+    turn: Semaphore,
+}
+
+/// Why there is no archive.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error("container {0} not found")]
+    NotRunning(String),
+    #[error("the timeout must not be negative")]
+    Timeout,
+    #[error("another checkpoint is being made")]
+    Busy,
+    #[error("there is {} already", .0.display())]
+    Taken(PathBuf),
+    #[error("there are {MOST} checkpoints in {} already: remove some first", .0.display())]
+    Full(PathBuf),
+    #[error("{}: {source}", path.display())]
+    Directory { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Runtime(#[from] CriError),
+}
+
+pub(super) fn routes(config: &Config, host: Arc<dyn Host>, runtime: Runtime) -> Router {
+    if !config.gates.enabled("ContainerCheckpoint") {
+        return Router::new();
+    }
+    let checkpoints = Checkpoints {
+        host,
+        runtime,
+        directory: config.root_dir.join("checkpoints"),
+        turn: Semaphore::new(1),
+    };
+    Router::new()
+        .route("/checkpoint/{namespace}/{pod}/{container}", post(checkpoint))
+        .with_state(Arc::new(checkpoints))
+}
+
+async fn checkpoint(
+    State(checkpoints): State<Arc<Checkpoints>>,
+    Path((namespace, pod_name, container)): Path<(String, String, String)>,
+    Query(query): Query<Vec<(String, String)>>,
+) -> Result<Response, Refusal> {
+    let missing = |what: String| Refusal(StatusCode::NOT_FOUND, what);
+    let pod = checkpoints
+        .host
+        .pod(&namespace, &pod_name)
+        .ok_or_else(|| missing("pod does not exist".to_owned()))?;
+    if spec::container(&pod, &container).is_none() {
+        return Err(missing(format!("container {container} does not exist")));
+    }
+    let seconds = timeout(&query).map_err(missing)?;
+    let made = checkpoints.make(spec::uid(&pod), &namespace, &pod_name, &container, seconds).await;
+    let archive = made.map_err(|failure| {
+        let status = match failure {
+            Failure::Busy | Failure::Taken(_) => StatusCode::TOO_MANY_REQUESTS,
+            Failure::Full(_) => StatusCode::INSUFFICIENT_STORAGE,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        let at = format!("{namespace}/{pod_name}/{container}");
+        Refusal(status, format!("checkpointing of {at} failed ({failure})"))
+    })?;
+    let text = json!({"items": [archive]}).to_string();
+    Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
+}
+
+/// The seconds that a request gives the runtime, 0 if it says nothing; the error is for the caller.
+fn timeout(query: &[(String, String)]) -> Result<i64, String> {
+    // the last of several counts
+    let mut texts = query.iter().filter(|(key, _)| key == "timeout").map(|(_, value)| value);
+    texts.next_back().map_or(Ok(0), |text| {
+        text.parse().map_err(|_| "cannot parse value of timeout parameter".to_owned())
+    })
+}
+
+impl Checkpoints {
+    /// Makes an archive and gives its path.
+    async fn make(
+        &self,
+        uid: &str,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+        seconds: i64,
+    ) -> Result<String, Failure> {
+        let timeout = Duration::from_secs(u64::try_from(seconds).map_err(|_| Failure::Timeout)?);
+        let observed = self.host.observed(uid);
+        let id = observed
+            .iter()
+            .flat_map(|pod| &pod.containers)
+            .find(|found| found.name == container && found.is_running())
+            .map(|found| found.id.clone())
+            .ok_or_else(|| Failure::NotRunning(container.to_owned()))?;
+        let _turn = self.turn.try_acquire().map_err(|_| Failure::Busy)?;
+        let now = Timestamp::now();
+        let now = now.round(Unit::Second).unwrap_or(now);
+        let name = format!("checkpoint-{pod}_{namespace}-{container}-{now}.tar");
+        let path = make_room(&self.directory, &name)?.display().to_string();
+        let result = self.runtime.checkpoint_container(&id, &path, timeout).await;
+        if let Err(error) = result {
+            // what was written of it is of no use
+            let _ = std::fs::remove_file(&path);
+            return Err(error.into());
+        }
+        info!(namespace, pod, container, path, "checkpoint made");
+        Ok(path)
+    }
+}
+
+/// Sees to it that one more archive of that name may be written, for root's eyes alone; its path.
+fn make_room(directory: &FilePath, name: &str) -> Result<PathBuf, Failure> {
+    use std::os::unix::fs::DirBuilderExt;
+    let failed = |source| Failure::Directory { path: directory.to_owned(), source };
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(directory).map_err(failed)?;
+    let there = std::fs::read_dir(directory).map_err(failed)?.take(MOST).count();
+    let path = directory.join(name);
+    match there < MOST {
+        // of the same second
+        true if path.exists() => Err(Failure::Taken(path)),
+        true => Ok(path),
+        false => Err(Failure::Full(directory.to_owned())),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn there_are_only_so_many() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = folder.path().join("checkpoints");
+        for number in 0..MOST {
+            let name = number.to_string();
+            std::fs::write(make_room(&directory, &name).unwrap(), "").unwrap();
+            let again = make_room(&directory, &name);
+            assert!(matches!(again, Err(Failure::Taken(_) | Failure::Full(_))), "{again:?}");
+        }
+        assert!(matches!(make_room(&directory, "more"), Err(Failure::Full(_))));
+        let mode = std::fs::metadata(&directory).unwrap();
+        assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777, 0o700);
+    }
+
+    proptest! {
+        #[test]
+        fn a_timeout_is_a_number_or_refused(texts in prop::collection::vec(".{0,8}|-?[0-9]{1,20}", 0..3)) {
+            let pairs: Vec<_> = texts.iter().map(|text| ("timeout".to_owned(), text.clone())).collect();
+            match (timeout(&pairs), texts.last()) {
+                (Ok(0), None) => {}
+                (Ok(seconds), Some(text)) => prop_assert_eq!(Ok(seconds), text.parse::<i64>()),
+                (Err(_), Some(text)) => prop_assert!(text.parse::<i64>().is_err()),
+                other => prop_assert!(false, "{:?}", other),
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The interface of cAdvisor, versions 1.0 to 1.3, as the first kubelets had it: what the machine
+//! has (`machine`), and what cgroups use (`containers`, those below too as `subcontainers`, those
+//! of containers alone as `docker`).
+//!
+//! Current limitations: of a cgroup there is its newest figures alone, whatever number is asked
+//! for, as nothing is measured while nobody asks; no events.
+
+mod container;
+mod machine;
+
+use std::sync::Arc;
+
+use crate::Refusal;
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use axum::routing::get;
+use longshore_resources::stats::{Detail, Snapshot};
+use serde_json::{Map, Value};
+
+use self::container::{Entry, entries};
+use super::{Figures, json};
+
+const VERSIONS: [&str; 4] = ["v1.0", "v1.1", "v1.2", "v1.3"];
+
+/// Requests of upstream's own clients carry a body, which says how much of the past they want.
+pub(super) fn routes(figures: Figures) -> Router {
+    Router::new()
+        .route("/healthz", get(async || "ok"))
+        .route("/api", get(versions))
+        .route("/api/", get(versions))
+        .route("/api/{version}/{kind}", get(root).post(root))
+        .route("/api/{version}/{kind}/", get(root).post(root))
+        .route("/api/{version}/{kind}/{*name}", get(named).post(named))
+        .with_state(figures)
+}
+
+async fn versions() -> String {
+    format!("Supported API versions: {}", VERSIONS.join(","))
+}
+
+async fn root(
+    state: State<Figures>,
+    Path((version, kind)): Path<(String, String)>,
+) -> Result<Response, Refusal> {
+    named(state, Path((version, kind, String::new()))).await
+}
+
+async fn named(
+    State(figures): State<Figures>,
+    Path((version, kind, name)): Path<(String, String, String)>,
+) -> Result<Response, Refusal> {
+    let not_found = |text: String| Refusal(StatusCode::NOT_FOUND, text);
+    if !VERSIONS.contains(&version.as_str()) {
+        return Err(not_found(format!("unsupported API version {version:?}")));
+    }
+    if kind == "machine" {
+        let file_systems = figures.snapshot(Detail::Everything).await?;
+        return json(&machine::machine(&figures.shared.facts, &file_systems.devices));
+    }
+    let of: fn(&Snapshot, &str, &str) -> Option<Value> = match kind.as_str() {
+        "containers" => container,
+        "subcontainers" => subcontainers,
+        "docker" => docker,
+        _ => return Err(not_found(format!("unknown request type {kind:?}"))),
+    };
+    let snapshot: Arc<Snapshot> = figures.snapshot(Detail::Everything).await?;
+    let image = figures.shared.facts.sandbox_image().await;
+    let told = of(&snapshot, image, &name);
+    json(&told.ok_or_else(|| not_found(format!("unknown container {name:?}")))?)
+}
+
+fn path(name: &str) -> String {
+    format!("/{}", name.trim_matches('/'))
+}
+
+fn container(snapshot: &Snapshot, image: &str, name: &str) -> Option<Value> {
+    let (entries, path) = (entries(snapshot, image), path(name));
+    let entry = entries.iter().find(|entry| entry.group.path == path)?;
+    Some(entry.info(snapshot, &entries))
+}
+
+fn subcontainers(snapshot: &Snapshot, image: &str, name: &str) -> Option<Value> {
+    let (entries, path) = (entries(snapshot, image), path(name));
+    let below = |entry: &&Entry<'_>| entry.is(&path) || entry.is_below(&path);
+    let infos: Vec<Value> =
+        entries.iter().filter(below).map(|entry| entry.info(snapshot, &entries)).collect();
+    (!infos.is_empty()).then_some(Value::Array(infos))
+}
+
+/// All containers that a runtime runs, or the one of that id.
+fn docker(snapshot: &Snapshot, image: &str, name: &str) -> Option<Value> {
+    let (entries, id) = (entries(snapshot, image), name.trim_matches('/'));
+    let is_it =
+        |entry: &&Entry<'_>| entry.run.as_ref().is_some_and(|run| id.is_empty() || run.id == id);
+    let infos = entries.iter().filter(is_it);
+    let infos: Map<String, Value> =
+        infos.map(|entry| (entry.group.path.clone(), entry.info(snapshot, &entries))).collect();
+    (id.is_empty() || !infos.is_empty()).then_some(Value::Object(infos))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use longshore_resources::stats::fixture::{any_snapshot, name};
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 4))]
+
+        /// Finding 1: whatever the figures and names, and whatever is asked for.
+        #[test]
+        fn extremes_of_snapshots_are_told(
+            snapshot in any_snapshot(),
+            image in name(),
+            asked in prop_oneof![Just(String::new()), Just("kubepods/pod0".to_owned()), name()],
+        ) {
+            let groups = snapshot.groups().count();
+            let all = docker(&snapshot, &image, "");
+            let runs = all.as_ref().and_then(Value::as_object).map(Map::len);
+            prop_assert!(runs.is_some_and(|runs| runs < groups));
+            prop_assert!(subcontainers(&snapshot, &image, "").is_some());
+            for told in [container, subcontainers, docker].map(|of| of(&snapshot, &image, &asked)) {
+                prop_assert!(told.is_none_or(|told| told.to_string().len() <= 1 << 20));
+            }
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! `/stats/summary`: the node, its daemons, its pods and their containers and volumes.
+
+mod convert;
+mod types;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use longshore_pod::observed::Container;
+use longshore_pod::spec;
+use longshore_pod::usage::{Space, is_on_disk};
+use longshore_resources::stats::{
+    Detail, Error, FileSystems, Group, Layers, PodDisk, PodGroup, RuntimeFileSystems, Snapshot,
+};
+
+use self::convert::{file_system, network, used, whole};
+pub(super) use self::types::Summary;
+use self::types::{
+    ClaimReference, ContainerStats, FsStats, NodeStats, PodReference, PodStats, ProcessStats,
+    RlimitStats, RuntimeStats, VolumeHealthStats, VolumeStats,
+};
+use super::volumes::{Reading, Told};
+use super::{FRESH, Figures};
+
+/// CPU and memory alone.
+pub(super) async fn brief(figures: &Figures) -> Result<Summary, Error> {
+    let snapshot = figures.snapshot(Detail::Usage).await?;
+    let pods = snapshot.living().filter(|pod| !pod.containers.is_empty());
+    let pods = pods.map(|pod| {
+        // The snapshot may be a fuller one.
+        let of_pod = of_pod(pod, &Storage::default());
+        PodStats { network: None, process_stats: None, ..of_pod }
+    });
+    let pods = pods.collect();
+    Ok(Summary { node: of_node(figures, &snapshot), pods })
+}
+
+/// Everything.
+pub(super) async fn full(figures: &Figures) -> Result<Summary, Error> {
+    let shared = &figures.shared;
+    let pods = shared.desired.pods();
+    let file_systems = async {
+        shared.stats.ask_runtime(shared.disks).await;
+        shared.stats.file_systems(FRESH).await
+    };
+    let (snapshot, file_systems, (disks, layers), lasting) = tokio::join!(
+        figures.snapshot(Detail::Load),
+        file_systems,
+        shared.stats.storage(&pods, shared.disks),
+        figures.lasting(&pods),
+    );
+    let snapshot = snapshot?;
+    let file_systems = file_systems
+        .inspect_err(|error| tracing::debug!(%error, "a summary without file systems"))
+        .ok();
+    let specs = pods.iter().map(|pod| (spec::uid(pod), pod)).collect();
+    let storage = Storage {
+        file_systems: file_systems.as_deref(),
+        disks,
+        lasting,
+        layers,
+        specs,
+        volumes: shared.tells_volumes,
+    };
+    let pods = snapshot.living().filter(|pod| !pod.containers.is_empty());
+    let pods = pods.map(|pod| of_pod(pod, &storage)).collect();
+    let mut node = of_node(figures, &snapshot);
+    let (now, machine) = (time(snapshot.node.reading.at), &snapshot.machine);
+    node.start_time = time(shared.facts.booted);
+    node.network = Some(network(&snapshot.node)).filter(|network| !network.interfaces.is_empty());
+    node.fs = file_systems.as_ref().map(|known| whole(&known.node, snapshot.node.reading.at));
+    node.runtime = file_systems.as_ref().and_then(|known| known.runtime).map(of_runtime);
+    node.rlimit =
+        Some(RlimitStats { time: now, maxpid: machine.pids.max, curproc: machine.pids.running });
+    Ok(Summary { node, pods })
+}
+
+/// What is known of disks.
+#[derive(Default)]
+struct Storage<'a> {
+    file_systems: Option<&'a FileSystems>,
+    disks: HashMap<String, Arc<PodDisk>>,
+    /// Volumes that outlive their pods, by the UID of one.
+    lasting: HashMap<String, Vec<Told>>,
+    layers: Option<Arc<Layers>>,
+    /// Pods by UID.
+    specs: HashMap<&'a str, &'a Arc<k8s_openapi::api::core::v1::Pod>>,
+    /// Whether volumes are told of.
+    volumes: bool,
+}
+
+fn time(at: Timestamp) -> Time {
+    Time(at)
+}
+
+fn of_node(figures: &Figures, snapshot: &Snapshot) -> NodeStats {
+    let facts = &figures.shared.facts;
+    let machine = &snapshot.machine;
+    let mut usage = convert::usage(&snapshot.node);
+    if let Some(memory) = &mut usage.memory {
+        let capacity = machine.memory.limit;
+        memory.available_bytes =
+            capacity.map(|capacity| capacity.saturating_sub(memory.working_set_bytes));
+    }
+    if let Some(swap) = &mut usage.swap {
+        swap.swap_available_bytes = Some(machine.swap_free);
+        swap.swap_usage_bytes = Some(machine.swap_total.saturating_sub(machine.swap_free));
+    }
+    let created = |group: &Group| group.created.unwrap_or(facts.booted);
+    let system = |name: &str, group: &Group, started| ContainerStats {
+        name: name.to_owned(),
+        start_time: time(started),
+        usage: convert::usage(group),
+        rootfs: None,
+        logs: None,
+    };
+    let daemons = snapshot.system.iter().map(|(name, group)| match *name {
+        "kubelet" => system(name, group, facts.started),
+        _ => system(name, group, created(group)),
+    });
+    let pods = snapshot.levels.first().map(|group| system("pods", group, created(group)));
+    NodeStats {
+        node_name: figures.shared.node_name.clone(),
+        system_containers: daemons.chain(pods).collect(),
+        start_time: time(facts.booted),
+        usage,
+        network: None,
+        fs: None,
+        runtime: None,
+        rlimit: None,
+    }
+}
+
+fn of_runtime(known: RuntimeFileSystems) -> RuntimeStats {
+    let images = file_system(&known.images, Some(known.used.images), known.used.at);
+    let containers = known.used.containers.unwrap_or(known.used.images);
+    let containers = file_system(&known.containers, Some(containers), known.used.at);
+    RuntimeStats { image_fs: Some(images), container_fs: Some(containers) }
+}
+
+fn of_pod(pod: &PodGroup, storage: &Storage<'_>) -> PodStats {
+    let disk = storage.disks.get(&pod.pod.uid);
+    let containers = pod.newest().map(|(container, run)| {
+        let mut stats = of_container(container, &run.group);
+        if let Some(known) = storage.file_systems {
+            let layer = storage.layers.as_ref();
+            let layer =
+                layer.and_then(|layers| Some((*layers.used.get(&container.id)?, layers.at)));
+            let on = known.runtime.map(|runtime| runtime.containers);
+            stats.rootfs = on.zip(layer).map(|(on, (used, at))| file_system(&on, Some(used), at));
+            let logs = disk.and_then(|disk| Some((*disk.logs.get(&container.name)?, disk.at)));
+            stats.logs = logs.map(|(used, at)| file_system(&known.node, Some(used), at));
+        }
+        stats
+    });
+    let containers: Vec<ContainerStats> = containers.collect();
+    let sandbox = pod.sandboxes.first();
+    let created = pod.pod.sandboxes.first().map(|sandbox| sandbox.created_at);
+    let running = pod.sandboxes.iter().chain(&pod.containers);
+    let processes: u64 = running.map(|run| run.group.processes.count).sum();
+    let own = disk.filter(|_| storage.volumes).map(|disk| volumes(disk)).unwrap_or_default();
+    let lasting = storage.lasting.get(&pod.pod.uid).into_iter().flatten();
+    let lasting = lasting.map(|told| of_lasting(&pod.pod.namespace, told));
+    PodStats {
+        pod_ref: PodReference {
+            name: pod.pod.name.clone(),
+            namespace: pod.pod.namespace.clone(),
+            uid: pod.pod.uid.clone(),
+        },
+        start_time: time(created.unwrap_or_default()),
+        usage: pod.own.as_ref().map(convert::usage).unwrap_or_default(),
+        network: sandbox
+            .map(|run| network(&run.group))
+            .filter(|network| !network.interfaces.is_empty()),
+        volumes: own.into_iter().chain(lasting).collect(),
+        ephemeral_storage: ephemeral_storage(pod, disk, &containers, storage),
+        process_stats: Some(ProcessStats { process_count: processes })
+            .filter(|stats| stats.process_count > 0),
+        containers,
+    }
+}
+
+fn of_container(container: &Container, group: &Group) -> ContainerStats {
+    ContainerStats {
+        name: container.name.clone(),
+        start_time: time(container.created_at),
+        usage: convert::usage(group),
+        rootfs: None,
+        logs: None,
+    }
+}
+
+fn volumes(disk: &PodDisk) -> Vec<VolumeStats> {
+    let one = |(name, volume): (&String, &longshore_resources::stats::VolumeUse)| VolumeStats {
+        fs: file_system(&volume.file_system, Some(volume.used), disk.at),
+        name: name.clone(),
+        pvc_ref: None,
+        volume_health_stats: None,
+    };
+    disk.volumes.iter().map(one).collect()
+}
+
+fn of_lasting(namespace: &str, told: &Told) -> VolumeStats {
+    let (volume, Reading { at, filling }) = (&told.volume, &*told.reading);
+    let claim = volume.claim.as_ref();
+    VolumeStats {
+        fs: FsStats {
+            time: time(*at),
+            available_bytes: Some(filling.available),
+            capacity_bytes: Some(filling.capacity),
+            used_bytes: Some(filling.used),
+            inodes_free: Some(filling.inodes_free),
+            inodes: Some(filling.inodes),
+            inodes_used: Some(filling.inodes_used),
+        },
+        name: volume.name.clone(),
+        pvc_ref: claim
+            .map(|name| ClaimReference { name: name.clone(), namespace: namespace.to_owned() }),
+        volume_health_stats: filling
+            .condition
+            .as_ref()
+            .map(|condition| VolumeHealthStats { abnormal: condition.abnormal }),
+    }
+}
+
+/// All of the node's storage that goes with the pod.
+fn ephemeral_storage(
+    pod: &PodGroup,
+    disk: Option<&Arc<PodDisk>>,
+    containers: &[ContainerStats],
+    storage: &Storage<'_>,
+) -> Option<FsStats> {
+    let node = &storage.file_systems?.node;
+    let disk = disk?;
+    let mut total = disk.own;
+    let of_containers =
+        containers.iter().flat_map(|container| [&container.rootfs, &container.logs]);
+    of_containers.flatten().for_each(|stats| total += used(stats));
+    let spec = storage.specs.get(pod.pod.uid.as_str()).and_then(|pod| pod.spec.as_ref());
+    let volumes = spec.and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
+    for volume in volumes.iter().filter(|volume| is_on_disk(volume)) {
+        let known = disk.volumes.get(&volume.name);
+        total += known.map_or(Space::default(), |volume| volume.used);
+    }
+    Some(file_system(node, Some(total), disk.at))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use longshore_machine::FileSystem;
+    use longshore_resources::stats::fixture::{
+        AT, amount, any_snapshot, container, file_system as any_file_system, name, pod,
+        time as any_time,
+    };
+
+    use super::*;
+    use longshore_volumes::{Condition, Filling, Lasting};
+
+    #[test]
+    fn a_pod_is_told_with_all_that_is_known_of_it() {
+        let on = |device| FileSystem {
+            device,
+            capacity: 1000,
+            available: 400,
+            used: 500,
+            inodes: 100,
+            inodes_free: 70,
+        };
+        let space = |bytes| Space { bytes, inodes: 1 };
+        let file_systems = FileSystems {
+            node: on(1),
+            runtime: Some(RuntimeFileSystems {
+                images: on(2),
+                containers: on(2),
+                used: Default::default(),
+            }),
+        };
+        let volume = |bytes| longshore_resources::stats::VolumeUse {
+            used: space(bytes),
+            file_system: on(1),
+        };
+        let disk = PodDisk {
+            at: Timestamp::new(AT, 0).unwrap(),
+            volumes: [("v".to_owned(), volume(10)), ("s".to_owned(), volume(5))].into(),
+            logs: [("c".to_owned(), space(7))].into(),
+            own: space(1),
+        };
+        let spec = json!({
+            "metadata": {"name": "a"},
+            "spec": {
+                "containers": [],
+                "volumes": [
+                    {"name": "v", "emptyDir": {}},
+                    {"name": "s", "secret": {"secretName": "s"}},
+                ],
+            },
+        });
+        let spec = Arc::new(serde_json::from_value(spec).unwrap());
+        let layers = Layers { at: disk.at, used: [("c1".to_owned(), space(3))].into() };
+        let storage = Storage {
+            file_systems: Some(&file_systems),
+            disks: [("1".to_owned(), Arc::new(disk))].into(),
+            lasting: HashMap::new(),
+            layers: Some(Arc::new(layers)),
+            specs: [("1", &spec)].into(),
+            volumes: true,
+        };
+        let known = pod("a", "1", AT - 9, vec![container("c1", "c", AT - 5)]);
+        let told = serde_json::to_value(of_pod(&known, &storage)).unwrap();
+        let psi = json!({"total": 2_500_000, "avg10": 1.5, "avg60": 0.5, "avg300": 0.1});
+        let psi = json!({"full": psi, "some": psi});
+        let now = "2023-11-14T22:13:20Z";
+        let cpu = json!({
+            "time": now, "usageNanoCores": 250_000_000, "usageCoreNanoSeconds": 2_500_000_000_u64,
+            "psi": psi,
+        });
+        assert_eq!(told["cpu"], cpu);
+        assert_eq!(told["podRef"], json!({"name": "a", "namespace": "ns", "uid": "1"}));
+        assert_eq!(told["startTime"], "2023-11-14T22:13:11Z");
+        let container = &told["containers"][0];
+        assert_eq!((&container["name"], &container["cpu"]), (&json!("c"), &cpu));
+        let memory = json!({
+            "time": now, "availableBytes": 8000, "usageBytes": 3000, "workingSetBytes": 2000,
+            "rssBytes": 1000, "pageFaults": 0, "majorPageFaults": 0, "psi": psi,
+        });
+        assert_eq!(container["memory"], memory);
+        assert_eq!(container["swap"], json!({"time": now, "swapUsageBytes": 7}));
+        assert_eq!(container["io"], json!({"time": now, "psi": psi}));
+        let part = |bytes: u64, inodes: u64| {
+            json!({
+                "time": now, "availableBytes": 400, "capacityBytes": 1000, "usedBytes": bytes,
+                "inodesFree": 70, "inodes": 100, "inodesUsed": inodes,
+            })
+        };
+        assert_eq!((&container["rootfs"], &container["logs"]), (&part(3, 1), &part(7, 1)));
+        // What lies in memory is not the disk's.
+        assert_eq!(told["ephemeral-storage"], part(1 + 3 + 7 + 10, 4));
+        assert_eq!(told["volume"][1]["name"], "v");
+        assert_eq!(told["volume"][1]["usedBytes"], 10);
+        assert_eq!(told["process_stats"], json!({"process_count": 4}));
+        let network = &told["network"];
+        assert_eq!((&network["name"], &network["rxBytes"]), (&json!("eth0"), &json!(100)));
+        assert_eq!(network["interfaces"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn what_is_not_known_is_left_out() {
+        let known = pod("a", "1", AT, vec![container("c1", "c", AT)]);
+        let told = serde_json::to_value(of_pod(&known, &Storage::default())).unwrap();
+        let container = &told["containers"][0];
+        for (value, key) in [
+            (&told, "volume"),
+            (&told, "ephemeral-storage"),
+            (container, "rootfs"),
+            (container, "logs"),
+        ] {
+            assert!(value.get(key).is_none(), "{key}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 2))]
+
+        /// Finding 1: whatever the kernel, the runtime and drivers of volumes say, it is told as
+        /// JSON with all that JSON can say.
+        #[test]
+        fn extremes_of_snapshots_make_a_summary(
+            snapshot in any_snapshot(),
+            (node, images) in (any_file_system(), any_file_system()),
+            sizes in prop::collection::vec(amount(), 8),
+            at in any_time(),
+            (volume, message) in (name(), name()),
+        ) {
+            let space = |at: usize| Space { bytes: sizes[at], inodes: sizes[at + 1] };
+            let used = longshore_resources::stats::RuntimeUse { at, images: space(0), containers: Some(space(1)) };
+            let runtime = RuntimeFileSystems { images, containers: images, used };
+            let file_systems = FileSystems { node, runtime: Some(runtime) };
+            let own = longshore_resources::stats::VolumeUse { used: space(2), file_system: node };
+            let disk = PodDisk {
+                at,
+                volumes: [(volume.clone(), own), ("v".to_owned(), own)].into(),
+                logs: [("c".to_owned(), space(3)), (volume.clone(), space(3))].into(),
+                own: space(4),
+            };
+            let filling = Filling {
+                capacity: sizes[0],
+                available: sizes[1],
+                used: sizes[2],
+                inodes: sizes[3],
+                inodes_free: sizes[4],
+                inodes_used: sizes[5],
+                condition: Some(Condition { abnormal: true, message }),
+            };
+            let lasting = || Told {
+                volume: Lasting::of_claim(&volume, &volume),
+                reading: Arc::new(Reading { at, filling: filling.clone() }),
+            };
+            let spec = json!({"metadata": {}, "spec": {
+                "containers": [], "volumes": [{"name": volume, "emptyDir": {}}],
+            }});
+            let spec = Arc::new(serde_json::from_value(spec).unwrap());
+            let layers = Layers { at, used: [("c0".to_owned(), space(5))].into() };
+            let storage = Storage {
+                file_systems: Some(&file_systems),
+                disks: [("0".to_owned(), Arc::new(disk))].into(),
+                lasting: [("0".to_owned(), vec![lasting()])].into(),
+                layers: Some(Arc::new(layers)),
+                specs: [("0", &spec)].into(),
+                volumes: true,
+            };
+            for pod in snapshot.living() {
+                let told = serde_json::to_vec(&of_pod(pod, &storage)).unwrap();
+                prop_assert!(told.len() <= 64 << 10);
+                let told: Value = serde_json::from_slice(&told).unwrap();
+                prop_assert_eq!(told["podRef"]["uid"].as_str(), Some(pod.pod.uid.as_str()));
+            }
+            serde_json::to_vec(&of_runtime(runtime)).unwrap();
+            serde_json::to_vec(&convert::usage(&snapshot.node)).unwrap();
+            serde_json::to_vec(&whole(&node, at)).unwrap();
+        }
+    }
+}

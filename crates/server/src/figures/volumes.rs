@@ -1,0 +1,234 @@
+//! Volumes that outlive their pods: for the summary, and as the metrics by which people are warned
+//! that one fills up. Each is read by itself: one that hangs holds up no other, and is told as it
+//! was known last.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use longshore_metrics::{Kind, Labels, Text};
+use longshore_pod::spec;
+use longshore_resources::stats::{Error, Figure, Terms};
+use longshore_volumes::{Filling, Lasting, Volumes};
+
+/// What nobody asked for so long is forgotten.
+const FORGET: Duration = Duration::from_secs(600);
+
+/// What is known of volumes, by the UID of their pod and their name in it.
+pub(super) struct Known {
+    /// Whether it is told how volumes are, as their drivers say.
+    tells_health: bool,
+    figures: Mutex<HashMap<Key, (Instant, Figure<Reading>)>>,
+}
+
+type Key = (String, String);
+
+/// What was found in a volume.
+pub(super) struct Reading {
+    pub(super) at: Timestamp,
+    pub(super) filling: Filling,
+}
+
+/// A volume and what was found in it.
+pub(super) struct Told {
+    pub(super) volume: Lasting,
+    pub(super) reading: Arc<Reading>,
+}
+
+impl Known {
+    pub(super) fn new(tells_health: bool) -> Self {
+        Self { tells_health, figures: Mutex::default() }
+    }
+
+    /// The volumes of those pods by UID, as they are known on those terms.
+    pub(super) async fn read(
+        &self,
+        volumes: &Volumes,
+        pods: &[Arc<Pod>],
+        terms: Terms,
+    ) -> HashMap<String, Vec<Told>> {
+        let all = pods.iter().flat_map(|pod| {
+            volumes.lasting(pod).into_iter().map(|volume| (Arc::clone(pod), volume))
+        });
+        let readings = all.map(async |(pod, volume)| {
+            let reading = self.one(volumes, &pod, &volume, terms).await?;
+            Some((spec::uid(&pod).to_owned(), Told { volume, reading }))
+        });
+        let mut by_uid: HashMap<String, Vec<Told>> = HashMap::new();
+        for (uid, told) in join_all(readings).await.into_iter().flatten() {
+            by_uid.entry(uid).or_default().push(told);
+        }
+        by_uid
+    }
+
+    async fn one(
+        &self,
+        volumes: &Volumes,
+        pod: &Arc<Pod>,
+        volume: &Lasting,
+        terms: Terms,
+    ) -> Option<Arc<Reading>> {
+        let figure = self.figure(spec::uid(pod), volume);
+        // A driver is not asked more often than the config wants.
+        let renewed = if volume.is_driven() { terms.good } else { terms.renewed };
+        let terms = Terms { renewed, ..terms };
+        let (volumes, pod, asked) = (volumes.clone(), Arc::clone(pod), volume.clone());
+        let tells_health = self.tells_health;
+        let read = || async move {
+            let at = Timestamp::now();
+            let filling = volumes.filling(&asked).await.map_err(Error::of)?;
+            let condition = filling.condition.clone().filter(|_| tells_health);
+            if let Some(condition) = condition.as_ref().filter(|condition| condition.abnormal) {
+                volumes.warn_of_condition(&pod, &asked, condition);
+            }
+            Ok(Reading { at, filling: Filling { condition, ..filling } })
+        };
+        figure.known(terms, read).await
+    }
+
+    fn figure(&self, uid: &str, volume: &Lasting) -> Figure<Reading> {
+        let now = Instant::now();
+        // No code panics while it holds the lock.
+        let mut known = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (uid.to_owned(), volume.name.clone());
+        if !known.contains_key(&key) {
+            known.retain(|_, (asked, _)| now.duration_since(*asked) < FORGET);
+        }
+        let (asked, figure) = known.entry(key).or_insert_with(|| (now, Figure::default()));
+        *asked = now;
+        figure.clone()
+    }
+}
+
+/// A family, its help, and the figure in it.
+type FamilyOf = (&'static str, &'static str, fn(&Filling) -> Option<u64>);
+
+const FAMILIES: [FamilyOf; 7] = [
+    ("kubelet_volume_stats_capacity_bytes", "Capacity in bytes of the volume", |f| {
+        Some(f.capacity)
+    }),
+    ("kubelet_volume_stats_available_bytes", "Number of available bytes in the volume", |f| {
+        Some(f.available)
+    }),
+    ("kubelet_volume_stats_used_bytes", "Number of used bytes in the volume", |f| Some(f.used)),
+    ("kubelet_volume_stats_inodes", "Maximum number of inodes in the volume", |f| Some(f.inodes)),
+    ("kubelet_volume_stats_inodes_free", "Number of free inodes in the volume", |f| {
+        Some(f.inodes_free)
+    }),
+    ("kubelet_volume_stats_inodes_used", "Number of used inodes in the volume", |f| {
+        Some(f.inodes_used)
+    }),
+    (
+        "kubelet_volume_stats_health_status_abnormal",
+        "Whether the driver of the volume says that something is wrong with it: 1, or 0",
+        |f| f.condition.as_ref().map(|condition| u64::from(condition.abnormal)),
+    ),
+];
+
+/// The metrics: each claim once, whichever of its pods it was read for.
+pub(super) fn page(pods: &[Arc<Pod>], told: &HashMap<String, Vec<Told>>) -> String {
+    let mut claims = BTreeMap::new();
+    for pod in pods {
+        for told in told.get(spec::uid(pod)).into_iter().flatten() {
+            if let Some(claim) = &told.volume.claim {
+                claims.entry((spec::namespace(pod), claim.as_str())).or_insert(&told.reading);
+            }
+        }
+    }
+    let mut text = Text::new();
+    for (name, help, figure) in FAMILIES {
+        let known = claims.iter().filter_map(|(key, reading)| {
+            let labels = [("namespace", key.0), ("persistentvolumeclaim", key.1)];
+            Some((Labels::new(&labels), figure(&reading.filling)?))
+        });
+        let mut known = known.peekable();
+        if known.peek().is_some() {
+            let mut samples = text.family(name, help, Kind::Gauge);
+            known.for_each(|(labels, value)| samples.add(&labels, value as f64));
+        }
+    }
+    text.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use longshore_metrics::parse::parse;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use longshore_volumes::Condition;
+
+    use super::*;
+    use longshore_resources::stats::fixture::{amount, name, time};
+
+    #[test]
+    fn each_claim_is_told_once_however_many_pods_share_it() {
+        let pod = |uid: &str| {
+            let metadata = json!({"name": uid, "namespace": "ns", "uid": uid});
+            Arc::new(serde_json::from_value(json!({"metadata": metadata})).unwrap())
+        };
+        let told = |claim: &str, used, abnormal: Option<bool>| {
+            let condition = abnormal.map(|abnormal| Condition { abnormal, ..Condition::default() });
+            let filling = Filling { capacity: 100, used, condition, ..Filling::default() };
+            let reading = Arc::new(Reading { at: Timestamp::UNIX_EPOCH, filling });
+            Told { volume: Lasting::of_claim("v", claim), reading }
+        };
+        let known = HashMap::from([
+            ("a".to_owned(), vec![told("shared", 7, None), told("sick", 9, Some(true))]),
+            ("b".to_owned(), vec![told("shared", 8, None)]),
+        ]);
+        let page = page(&[pod("a"), pod("b")], &known);
+        let samples: Vec<_> = page.lines().filter(|line| !line.starts_with('#')).collect();
+        let of = |family: &str| {
+            let prefix = format!("kubelet_volume_stats_{family}{{");
+            let own = samples.iter().filter_map(|line| line.strip_prefix(prefix.as_str()));
+            own.collect::<Vec<_>>()
+        };
+        let claim = |name: &str| format!("namespace=\"ns\",persistentvolumeclaim=\"{name}\"}} ");
+        assert_eq!(of("used_bytes"), [claim("shared") + "7", claim("sick") + "9"]);
+        assert_eq!(of("health_status_abnormal"), [claim("sick") + "1"]);
+        assert_eq!(samples.len(), 6 * 2 + 1, "{page}");
+        assert_eq!(super::page(&[], &HashMap::new()), "");
+    }
+
+    proptest! {
+        /// Finding 1: whatever drivers say of claims of any names, the page can be read.
+        #[test]
+        fn extremes_of_volumes_make_a_page(
+            pods in prop::collection::vec((name(), name()), 1..4),
+            amounts in prop::collection::vec(amount(), 6),
+            condition in prop::option::of((any::<bool>(), name())),
+            at in time(),
+        ) {
+            let condition = condition.map(|(abnormal, message)| Condition { abnormal, message });
+            let filling = Filling {
+                capacity: amounts[0],
+                available: amounts[1],
+                used: amounts[2],
+                inodes: amounts[3],
+                inodes_free: amounts[4],
+                inodes_used: amounts[5],
+                condition,
+            };
+            let reading = Arc::new(Reading { at, filling });
+            let (mut all, mut told) = (Vec::new(), HashMap::new());
+            for (uid, (namespace, claim)) in pods.iter().enumerate() {
+                let uid = uid.to_string();
+                let pod = json!({"metadata": {"name": claim, "namespace": namespace, "uid": uid}});
+                all.push(Arc::new(serde_json::from_value(pod).unwrap()));
+                let volume = Lasting::of_claim("v", claim);
+                told.insert(uid, vec![Told { volume, reading: Arc::clone(&reading) }]);
+            }
+            let page = page(&all, &told);
+            let found = parse(&page).map_err(|error| TestCaseError::fail(error.to_string()))?;
+            let claims: std::collections::BTreeSet<_> = pods.iter().collect();
+            let samples = found.samples("kubelet_volume_stats_used_bytes", &[]);
+            prop_assert_eq!(samples.count(), claims.len());
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Which endpoints answer on which port: a family a line.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::any;
+use longshore_config::Config;
+use longshore_cri::Runtime;
+
+use super::zpages::Zpages;
+use super::{
+    Host, Refusal, checkpoint, configz, debug, figures, health, logs, metrics, node_logs, pods,
+    streaming,
+};
+
+/// What it is and how it was started.
+const ZPAGES: Zpages = Zpages {
+    component: "kubelet",
+    paths: &["/configz", "/debug", "/flagz", "/healthz", "/metrics"],
+};
+
+/// What the read-only port serves, and the control plane's beside more. Nothing here changes
+/// anything or reaches into a pod.
+pub(super) fn read_only(host: &Arc<dyn Host>) -> Router {
+    health::routes(Arc::clone(host))
+        .merge(pods::routes(Arc::clone(host)))
+        .merge(figures::routes(host.figures()))
+        .merge(metrics::routes(Arc::clone(host)))
+}
+
+/// Everything, for a port that asks for leave.
+pub(super) fn control_plane(config: &Config, host: &Arc<dyn Host>, runtime: Runtime) -> Router {
+    let open = read_only(host);
+    if !config.kubelet.enable_debugging_handlers {
+        return open.merge(disabled());
+    }
+    open.merge(logs::routes(config, Arc::clone(host)))
+        .merge(pods::running_routes(Arc::clone(host)))
+        .merge(checkpoint::routes(config, Arc::clone(host), runtime.clone()))
+        .merge(streaming::routes(config, Arc::clone(host), runtime))
+        .merge(node_logs::routes(&config.kubelet))
+        .merge(debug::routes(&config.kubelet))
+        .merge(configz::routes(&config.kubelet))
+        .merge(ZPAGES.routes(&config.gates, &config.flags))
+}
+
+/// What stands in for handlers that the settings do not want.
+fn disabled() -> Router {
+    let refuse = || {
+        any(async || {
+            Refusal::line(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "Debug endpoints are disabled.".to_owned(),
+            )
+        })
+    };
+    let paths = [
+        "run",
+        "exec",
+        "attach",
+        "portForward",
+        "containerLogs",
+        "runningpods",
+        "debug/pprof",
+        "logs",
+    ];
+    paths.iter().fold(Router::new(), |router, path| {
+        router.route(&format!("/{path}/"), refuse()).route(&format!("/{path}/{{*rest}}"), refuse())
+    })
+}

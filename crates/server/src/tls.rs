@@ -1,0 +1,371 @@
+//! The certificate of the server, and who holds the certificate that a client shows.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use longshore_client::certificates;
+use longshore_config::Config;
+use longshore_tls::{ClientCa, certificates, private_key};
+use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose};
+use rustls::ServerConfig;
+use rustls::crypto::{CryptoProvider, SupportedKxGroup, ring};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use tracing::{info, warn};
+
+/// How often the files are looked at for renewal.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(30);
+
+static TLS13_ALONE: &[&rustls::SupportedProtocolVersion] = &[&rustls::version::TLS13];
+
+/// Why the port cannot be encrypted.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A file holds no usable certificate or key.
+    #[error(transparent)]
+    Content(#[from] longshore_tls::Error),
+    /// Settings that no connection could satisfy.
+    #[error("{0}")]
+    Settings(String),
+}
+
+/// What the port needs for its connections; renewed files are taken up.
+pub(super) struct Tls {
+    sources: Sources,
+    current: Mutex<Current>,
+}
+
+/// Where everything comes from.
+struct Sources {
+    /// Certificate and key: the first pair of files that is there counts.
+    pairs: Vec<(PathBuf, PathBuf)>,
+    /// Whether the pair may still be to come, signed by the cluster.
+    awaited: bool,
+    /// Whether files are looked at again: those of the pair, and that of the client CA.
+    reload: (bool, bool),
+    client_ca: Option<PathBuf>,
+    provider: Arc<CryptoProvider>,
+    versions: &'static [&'static rustls::SupportedProtocolVersion],
+}
+
+#[derive(Clone)]
+struct Built {
+    config: Arc<ServerConfig>,
+    /// Whether there is a certificate to show; without one each handshake fails.
+    certified: bool,
+    clients: Clients,
+}
+
+/// Who gives clients their certificates.
+#[derive(Clone)]
+pub(super) struct Clients {
+    /// `None`: certificates of clients prove nothing.
+    pub(super) authority: Option<ClientCa>,
+    /// Another number for each reading of the file.
+    pub(super) generation: u64,
+}
+
+struct Current {
+    built: Built,
+    changed: Vec<Option<SystemTime>>,
+    looked: Instant,
+}
+
+impl Tls {
+    /// Reads the files that `config` names; without any, makes a certificate of the node's own.
+    pub(super) fn new(config: &Config, ips: &[IpAddr]) -> Result<Self, TlsError> {
+        let settings = &config.kubelet;
+        let named = (!settings.tls_cert_file.is_empty()).then(|| {
+            (PathBuf::from(&settings.tls_cert_file), PathBuf::from(&settings.tls_private_key_file))
+        });
+        let pairs = match (settings.server_tls_bootstrap, named) {
+            (true, named) => {
+                let signed = certificates::serving_pair_path(&config.cert_dir);
+                [(signed.clone(), signed)].into_iter().chain(named).collect()
+            }
+            (false, Some(named)) => vec![named],
+            (false, None) => vec![own_certificate(&config.cert_dir, &config.node_name, ips)?],
+        };
+        let ca = &settings.authentication.x509.client_ca_file;
+        let sources = Sources {
+            pairs,
+            awaited: settings.server_tls_bootstrap,
+            reload: (
+                settings.server_tls_bootstrap
+                    || config.gates.enabled("ReloadKubeletServerCertificateFile"),
+                config.gates.enabled("ReloadKubeletClientCAFile"),
+            ),
+            client_ca: (!ca.is_empty()).then(|| PathBuf::from(ca)),
+            provider: Arc::new(provider(
+                &settings.tls_cipher_suites,
+                &settings.tls_curve_preferences,
+            )?),
+            versions: match settings.tls_min_version.as_str() {
+                "VersionTLS13" => TLS13_ALONE,
+                // nothing older than 1.2 is spoken, whatever is allowed
+                _ => rustls::ALL_VERSIONS,
+            },
+        };
+        let changed = sources.changed();
+        let current = Current { built: sources.build(0)?, changed, looked: Instant::now() };
+        Ok(Self { sources, current: Mutex::new(current) })
+    }
+
+    /// For the handshake of a new connection.
+    pub(super) fn server_config(&self) -> Arc<ServerConfig> {
+        self.current().config
+    }
+
+    /// Who gives clients their certificates, as of now.
+    pub(super) fn clients(&self) -> Clients {
+        self.current().clients
+    }
+
+    /// As if the files had not been looked at for long.
+    #[cfg(test)]
+    pub(super) fn forget(&self) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        current.looked = current.looked.checked_sub(RELOAD_INTERVAL).unwrap_or(current.looked);
+    }
+
+    fn current(&self) -> Built {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.looked.elapsed() >= RELOAD_INTERVAL || !current.built.certified {
+            current.looked = Instant::now();
+            let changed = self.sources.changed();
+            if changed != current.changed {
+                match self.sources.build(current.built.clients.generation.saturating_add(1)) {
+                    Ok(built) => {
+                        info!("certificates of the server reloaded");
+                        current.built = built;
+                        current.changed = changed;
+                    }
+                    Err(error) => warn!("the old certificates stay in use: {error}"),
+                }
+            }
+        }
+        current.built.clone()
+    }
+}
+
+impl Sources {
+    fn changed(&self) -> Vec<Option<SystemTime>> {
+        let (pair, ca) = self.reload;
+        let pairs = self.pairs.iter().filter(|_| pair).flat_map(|(one, two)| [one, two]);
+        let files = pairs.map(Some).chain([self.client_ca.as_ref().filter(|_| ca)]);
+        let time = |path: &PathBuf| path.metadata().and_then(|file| file.modified()).ok();
+        files.map(|path| path.and_then(time)).collect()
+    }
+
+    fn build(&self, generation: u64) -> Result<Built, TlsError> {
+        let shown = self.certified()?;
+        let load = |ca| ClientCa::load(ca, &self.provider);
+        let authority = self.client_ca.as_deref().map(load).transpose()?;
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
+            .with_protocol_versions(self.versions)
+            .map_err(|error| {
+                TlsError::Settings(format!("tlsCipherSuites and tlsMinVersion: {error}"))
+            })?;
+        let builder = match &authority {
+            Some(authority) => builder.with_client_cert_verifier(authority.ask()),
+            None => builder.with_no_client_auth(),
+        };
+        let certified = shown.is_some();
+        let mut config = builder.with_cert_resolver(Arc::new(Shown(shown)));
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let clients = Clients { authority, generation };
+        Ok(Built { config: Arc::new(config), certified, clients })
+    }
+
+    /// The pair that counts; `None`: it is still to come.
+    fn certified(&self) -> Result<Option<Arc<CertifiedKey>>, TlsError> {
+        let there = self.pairs.iter().find(|(certificate, _)| certificate.exists());
+        let Some((certificate, key)) = there.or(self.pairs.first().filter(|_| !self.awaited))
+        else {
+            return Ok(None);
+        };
+        let (chain, key) = (certificates(certificate)?, private_key(key)?);
+        let certified = CertifiedKey::from_der(chain, key, &self.provider)
+            .map_err(|error| content(certificate, error))?;
+        Ok(Some(Arc::new(certified)))
+    }
+}
+
+/// The certificate of every handshake.
+#[derive(Debug)]
+struct Shown(Option<Arc<CertifiedKey>>);
+
+impl ResolvesServerCert for Shown {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        if self.0.is_none() {
+            warn!("no serving certificate available yet: its signing request waits for approval");
+        }
+        self.0.clone()
+    }
+}
+
+fn content(path: &Path, reason: impl ToString) -> longshore_tls::Error {
+    longshore_tls::Error { path: path.to_owned(), reason: reason.to_string() }
+}
+
+/// The cipher suites of TLS 1.2 that are allowed by name; those of TLS 1.3 are all good. And the key
+/// exchanges that are allowed by number, which Go has from the protocol.
+fn provider(names: &[String], curves: &[i32]) -> Result<CryptoProvider, TlsError> {
+    let mut provider = ring::default_provider();
+    let allowed = |group: &&dyn SupportedKxGroup| curves.contains(&u16::from(group.name()).into());
+    provider.kx_groups.retain(|group| curves.is_empty() || allowed(group));
+    if provider.kx_groups.is_empty() {
+        let fault = format!("tlsCurvePreferences: none of {curves:?} is spoken here");
+        return Err(TlsError::Settings(fault));
+    }
+    if names.is_empty() {
+        return Ok(provider);
+    }
+    let allowed = |suite: &rustls::SupportedCipherSuite| {
+        let name = format!("{:?}", suite.suite());
+        // Go knows two of them by shorter names too
+        suite.tls13().is_some()
+            || names.iter().any(|wanted| {
+                name == *wanted || name.strip_suffix("_SHA256") == Some(wanted.as_str())
+            })
+    };
+    provider.cipher_suites.retain(allowed);
+    if provider.cipher_suites.iter().all(|suite| suite.tls13().is_some()) {
+        warn!(
+            ?names,
+            "tlsCipherSuites: no suite of TLS 1.2 that is spoken here, which leaves TLS 1.3 alone"
+        );
+    }
+    Ok(provider)
+}
+
+/// The pair in the certificate directory, made when it is not there.
+fn own_certificate(
+    directory: &Path,
+    node: &str,
+    ips: &[IpAddr],
+) -> Result<(PathBuf, PathBuf), TlsError> {
+    let (certificate, key) = (directory.join("kubelet.crt"), directory.join("kubelet.key"));
+    if certificate.exists() && key.exists() {
+        return Ok((certificate, key));
+    }
+    let made = self_signed(node, ips).map_err(|error| content(&certificate, error))?;
+    let file = |path: &Path| {
+        let path = path.to_owned();
+        move |source| TlsError::File { path, source }
+    };
+    std::fs::create_dir_all(directory).map_err(file(directory))?;
+    write_private(&key, &made.1).map_err(file(&key))?;
+    std::fs::write(&certificate, made.0).map_err(file(&certificate))?;
+    info!(certificate = %certificate.display(), "made a certificate for the server");
+    Ok((certificate, key))
+}
+
+fn write_private(path: &Path, text: &str) -> io::Result<()> {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = std::fs::OpenOptions::new();
+    options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)?
+        .write_all(text.as_bytes())
+}
+
+/// A certificate of one year for the node's name and addresses, and its key.
+fn self_signed(node: &str, ips: &[IpAddr]) -> Result<(String, String), rcgen::Error> {
+    let names: Vec<String> =
+        [node.to_owned()].into_iter().chain(ips.iter().map(ToString::to_string)).collect();
+    let mut params = CertificateParams::new(names)?;
+    params.distinguished_name.push(DnType::CommonName, node);
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let after_1970 = |since: Duration| {
+        let since = since.try_into().unwrap_or_default();
+        rcgen::date_time_ymd(1970, 1, 1).saturating_add(since)
+    };
+    // an hour back, for clocks that are behind
+    params.not_before = after_1970(since_1970.saturating_sub(Duration::from_secs(3600)));
+    params.not_after = after_1970(since_1970.saturating_add(Duration::from_secs(365 * 24 * 3600)));
+    let key = KeyPair::generate()?;
+    Ok((params.self_signed(&key)?.pem(), key.serialize_pem()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use longshore_config::{Command, from_args};
+    use rustls::RootCertStore;
+    use rustls::pki_types::ServerName;
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+    use super::*;
+
+    /// A handshake of a client that trusts that certificate alone.
+    async fn handshake(tls: &Tls, trusted: &Path) -> io::Result<()> {
+        let mut roots = RootCertStore::empty();
+        roots.add(certificates(trusted).unwrap().remove(0)).unwrap();
+        let config = rustls::ClientConfig::builder_with_provider(ring::default_provider().into())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let accept = TlsAcceptor::from(tls.server_config()).accept(far);
+        let connector = TlsConnector::from(Arc::new(config));
+        let connect = connector.connect(ServerName::try_from("n1").unwrap(), near);
+        let (connected, accepted) = tokio::join!(connect, accept);
+        accepted?;
+        connected.map(drop)
+    }
+
+    #[test]
+    fn key_exchanges_are_those_that_are_allowed() {
+        let spoken = |curves: &[i32]| {
+            let provider = provider(&[], curves).map_err(|error| error.to_string())?;
+            let groups = provider.kx_groups.iter().map(|group| u16::from(group.name()));
+            Ok::<Vec<u16>, String>(groups.collect())
+        };
+        assert_eq!(spoken(&[]), Ok(vec![29, 23, 24]));
+        assert_eq!(spoken(&[24, 29]), Ok(vec![29, 24]), "in the order of our own");
+        assert_eq!(spoken(&[25, 23]), Ok(vec![23]));
+        let none = "tlsCurvePreferences: none of [25] is spoken here".to_owned();
+        assert_eq!(spoken(&[25]), Err(none));
+    }
+
+    #[tokio::test]
+    async fn handshakes_fail_until_the_cluster_has_signed_a_certificate() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = [
+            "kubelet".to_owned(),
+            "--fail-cgroupv1=false".to_owned(),
+            "--hostname-override=n1".to_owned(),
+            format!("--cert-dir={}", dir.path().display()),
+            "--rotate-server-certificates".to_owned(),
+        ];
+        let Ok(Command::Kubelet(config)) = from_args(args) else { panic!("no config") };
+        let tls = Tls::new(&config, &[]).unwrap();
+        assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "none of its own making");
+        let pair = longshore_client::certificates::serving_pair_path(dir.path());
+        let (certificate, key) = self_signed("n1", &[]).unwrap();
+        let trusted = dir.path().join("trusted.crt");
+        std::fs::write(&trusted, &certificate).unwrap();
+        assert!(handshake(&tls, &trusted).await.is_err());
+        std::fs::write(&pair, format!("{certificate}{key}")).unwrap();
+        handshake(&tls, &trusted).await.unwrap();
+    }
+}

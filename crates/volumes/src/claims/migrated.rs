@@ -1,0 +1,31 @@
+//! Volumes of kinds that CSI drivers have taken over: from here on they are volumes of the drivers.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, Volume};
+use longshore_migration::{Error, inline, persistent};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::ClaimError;
+
+/// A PersistentVolume as its driver knows it; `None`: no driver has taken its kind over.
+pub(super) fn of_claim(volume: &PersistentVolume) -> Result<Option<PersistentVolume>, ClaimError> {
+    translate(volume, persistent)
+}
+
+/// The same for a volume that a pod in that namespace describes.
+pub(crate) fn of_pod(
+    volume: &Volume,
+    namespace: &str,
+) -> Result<Option<PersistentVolume>, ClaimError> {
+    translate(volume, |volume| inline(volume, namespace))
+}
+
+fn translate(
+    volume: &impl Serialize,
+    rule: impl FnOnce(&Value) -> Result<Option<Value>, Error>,
+) -> Result<Option<PersistentVolume>, ClaimError> {
+    let malformed = |error: serde_json::Error| ClaimError::NotMigrated(error.to_string());
+    let volume = serde_json::to_value(volume).map_err(malformed)?;
+    let translated = rule(&volume).map_err(|error| ClaimError::NotMigrated(error.to_string()))?;
+    translated.map(|volume| serde_json::from_value(volume).map_err(malformed)).transpose()
+}

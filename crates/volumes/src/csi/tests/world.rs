@@ -1,0 +1,216 @@
+//! A node with volumes of a driver, and pods that use them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::plugins::fake::Objects as Api;
+use crate::plugins::{CsiNode, Drivers, Parts};
+use crate::tests::Root;
+use crate::{PodMounts, Volumes, plugins};
+use k8s_openapi::api::core::v1::Pod;
+use longshore_client::events::{PodEventRecorder, Recorder};
+use longshore_client::objects::{Detection, Objects};
+use longshore_metrics::Registry;
+use longshore_testkit::csi::{CsiDriver, CsiOptions};
+use longshore_testkit::wait_until;
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+pub(super) const DRIVER: &str = "csi.example.com";
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often claims are looked at.
+const LOOK: Duration = Duration::from_millis(50);
+const SOON: Duration = Duration::from_millis(5);
+
+pub(super) struct World {
+    pub(super) volumes: Volumes,
+    pub(super) api: Api,
+    drivers: Drivers,
+    room: JoinHandle<()>,
+    pub(super) driver: CsiDriver,
+    /// The driver's name.
+    name: String,
+    pub(super) root: Root,
+}
+
+impl World {
+    /// A node with that driver, whose CSIDriver object (if any) says that.
+    pub(super) async fn start(options: CsiOptions, policy: Value) -> Self {
+        let (root, api) = (Root::new(), Api::start().await);
+        std::fs::create_dir(root.join("node")).unwrap();
+        let (drivers, room) = drivers(&root);
+        let registry = root.join("node/plugins_registry");
+        let name = options.name.clone();
+        let driver = CsiDriver::start(options, &root.join("driver"), &registry).unwrap();
+        let volumes = volumes(&root, &api, &drivers);
+        let world = Self { volumes, api, drivers, room, driver, name, root };
+        world.until_registered(true).await;
+        if policy.is_object() {
+            world.say(policy);
+        }
+        world
+    }
+
+    /// Puts the CSIDriver object in place.
+    pub(super) fn say(&self, policy: Value) {
+        let path = format!("/apis/storage.k8s.io/v1/csidrivers/{}", self.name);
+        self.api.put(&path, json!({"spec": policy}));
+    }
+
+    pub(super) async fn until_registered(&self, expected: bool) {
+        until("the driver is registered", || self.drivers.get(&self.name).is_some() == expected)
+            .await;
+    }
+
+    /// What is notified when the driver has no room.
+    pub(super) fn exhausted(&self) -> Arc<Notify> {
+        self.drivers.exhausted(&self.name).unwrap()
+    }
+
+    /// Another daemon in the place of the one that was.
+    pub(super) fn restart(&mut self) {
+        self.volumes = volumes(&self.root, &self.api, &self.drivers);
+    }
+
+    /// Another daemon, all of whose work is done in that runtime and ends with it. It has yet to
+    /// hear of the driver, and does not wait long before it tries again to unstage a volume.
+    pub(super) fn restart_in(&mut self, runtime: &Runtime) {
+        let _entered = runtime.enter();
+        self.room.abort();
+        (self.drivers, self.room) = drivers(&self.root);
+        self.restart();
+        Arc::get_mut(&mut self.volumes.inner).unwrap().csi.pause = SOON;
+        runtime.spawn(self.volumes.clone().unstage_unused());
+    }
+
+    /// A volume of the driver, bound to a claim of the same name.
+    pub(super) fn volume(&self, name: &str, fields: Value) {
+        let claim = format!("/api/v1/namespaces/ns/persistentvolumeclaims/{name}");
+        self.api.put(
+            &claim,
+            json!({
+                "metadata": {"uid": format!("claim-{name}"), "namespace": "ns"},
+                "spec": {"volumeName": name},
+                "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}},
+            }),
+        );
+        let mut volume = json!({"spec": {
+            "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"},
+            "csi": {"driver": DRIVER, "volumeHandle": format!("handle-of-{name}")},
+            "claimRef": {"uid": format!("claim-{name}")},
+        }});
+        json_patch::merge(&mut volume["spec"], &fields);
+        self.api.put(&format!("/api/v1/persistentvolumes/{name}"), volume);
+    }
+
+    pub(super) async fn mount(&self, pod: &Pod) -> Result<PodMounts, String> {
+        self.volumes.mount(pod).await.map_err(|error| error.to_string())
+    }
+
+    pub(super) async fn remove(&self, pod: &Pod) -> Result<(), String> {
+        let uid = pod.metadata.uid.as_deref().unwrap();
+        self.volumes.remove_pod(uid).await.map_err(|error| error.to_string())
+    }
+
+    /// The calls about volumes, without those that ask what the driver can do.
+    pub(super) fn calls(&self) -> Vec<String> {
+        let calls = self.driver.calls().into_iter().map(|(method, _)| method);
+        let calls = calls.filter(|method| method != "NodeGetCapabilities");
+        calls.map(|method| method.trim_start_matches("Node").replace("Volume", "")).collect()
+    }
+
+    pub(super) async fn until_called(&self, expected: &[&str]) {
+        let what = format!("the driver is asked for {expected:?}");
+        wait_until(PATIENCE, &what, async || match self.calls() {
+            calls if calls == expected => Ok(()),
+            calls => Err(format!("{calls:?}")),
+        })
+        .await
+        .unwrap();
+    }
+
+    /// Until nothing of any volume is left on the node.
+    pub(super) async fn until_clean(&self) {
+        wait_until(PATIENCE, "nothing is left", async || {
+            let users = self.volumes.devices().in_use().borrow().users().clone();
+            match (self.root.mounts(), self.files(), users.is_empty()) {
+                (mounts, files, true) if mounts.is_empty() && files.is_empty() => Ok(()),
+                left => Err(format!("{left:?}")),
+            }
+        })
+        .await
+        .unwrap();
+    }
+
+    /// The files of volumes and pods.
+    fn files(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let mut left = vec![self.root.join("node/pods"), self.root.join("node/plugins")];
+        while let Some(dir) = left.pop() {
+            for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+                match entry.file_type().unwrap().is_dir() {
+                    true => left.push(entry.path()),
+                    false => found.push(entry.path()),
+                }
+            }
+        }
+        found
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.room.abort();
+    }
+}
+
+/// The drivers that register from here on, and the task by which they do.
+fn drivers(root: &Root) -> (Drivers, JoinHandle<()>) {
+    let registry = Registry::default();
+    let drivers = Drivers::new("n1", &registry);
+    let csi_node = CsiNode::new("n1", None);
+    let parts = Parts { root: root.join("node"), drivers: drivers.clone(), csi_node };
+    let room = tokio::spawn(plugins::run(parts, &registry));
+    (drivers, room)
+}
+
+fn volumes(root: &Root, api: &Api, drivers: &Drivers) -> Volumes {
+    let objects = Objects::new(Some(api.client()), Detection::Watch);
+    let pod_events = PodEventRecorder::new(Recorder::start(Some(api.client()), "n1").0);
+    let (node, registry) = (root.join("node"), Registry::default());
+    Volumes::new(node, objects, BTreeMap::new(), pod_events, drivers.clone(), &registry)
+        .looking_every(LOOK)
+}
+
+pub(super) async fn until(what: &str, check: impl Fn() -> bool) {
+    wait_until(PATIENCE, what, async || if check() { Ok(()) } else { Err("not yet") })
+        .await
+        .unwrap();
+}
+
+/// A pod with these volumes and, if it has one, the security context.
+pub(super) fn pod(uid: &str, volumes: Value, context: Value) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": format!("pod-{uid}"), "namespace": "ns", "uid": uid},
+        "spec": {
+            "containers": [], "volumes": volumes, "securityContext": context,
+            "serviceAccountName": "robot",
+        },
+    }))
+    .unwrap()
+}
+
+/// A pod that uses a claim.
+pub(super) fn user(uid: &str, claim: &str) -> Pod {
+    let volume = json!({"name": "data", "persistentVolumeClaim": {"claimName": claim}});
+    pod(uid, json!([volume]), Value::Null)
+}
+
+/// What most of the tests have a driver say: nothing is attached.
+pub(super) fn unattached() -> Value {
+    json!({"attachRequired": false, "fsGroupPolicy": "File"})
+}

@@ -1,0 +1,293 @@
+//! The kernel's table of mounts, and mounts made by system calls.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
+use nix::sys::statvfs::{FsFlags, statvfs};
+
+use crate::error::Error;
+
+const TABLE: &str = "/proc/self/mountinfo";
+/// The option that the kernel shows for file systems whose files can be relabelled.
+const LABELS: &[u8] = b"seclabel";
+
+/// One line of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mount {
+    /// Where it is mounted.
+    point: PathBuf,
+    /// What is mounted: `major:minor` of the file system, and the path of the root in it.
+    what: (OsString, OsString),
+    /// Whether each of its files has an SELinux label of its own.
+    labels: bool,
+}
+
+/// The mounts of the node at one moment.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Table {
+    mounts: Vec<Mount>,
+}
+
+impl Table {
+    pub(crate) fn read() -> Result<Self, Error> {
+        let text = fs::read(TABLE).map_err(|error| Error::io("read", Path::new(TABLE), error))?;
+        Ok(Self::parse(&text))
+    }
+
+    fn parse(text: &[u8]) -> Self {
+        let mounts = text.split(|byte| *byte == b'\n').filter_map(|line| {
+            let mut fields = line.split(|byte| *byte == b' ');
+            let device = OsStr::from_bytes(fields.nth(2)?).to_owned();
+            let root = unescaped(fields.next()?);
+            let point = unescaped(fields.next()?).into();
+            // Behind the dash: kind, source, and options of the file system.
+            let options = fields.skip_while(|field| *field != b"-").nth(3).unwrap_or_default();
+            let labels = options.split(|byte| *byte == b',').any(|option| option == LABELS);
+            Some(Mount { point, what: (device, root), labels })
+        });
+        Self { mounts: mounts.collect() }
+    }
+
+    /// Whether something is mounted at that very path.
+    pub(crate) fn has(&self, path: &Path) -> bool {
+        self.at(path).is_some()
+    }
+
+    /// What is mounted at that very path: the last one covers the others.
+    fn at(&self, path: &Path) -> Option<&Mount> {
+        let path = real(path);
+        self.mounts.iter().rfind(|mount| mount.point == path)
+    }
+
+    /// Whether the files of what is mounted at that path have SELinux labels of their own.
+    pub(crate) fn has_labels(&self, path: &Path) -> bool {
+        self.at(path).is_some_and(|mount| mount.labels)
+    }
+
+    /// The other places where what is mounted at that path is mounted too.
+    pub(crate) fn twins(&self, path: &Path) -> Vec<&Path> {
+        let Some(Mount { what, point, .. }) = self.at(path) else { return Vec::new() };
+        let same = self.mounts.iter().filter(|mount| mount.what == *what && mount.point != *point);
+        same.map(|mount| mount.point.as_path()).collect()
+    }
+
+    /// The places of that name where something is mounted.
+    pub(crate) fn named<'t>(&'t self, name: &'t str) -> impl Iterator<Item = &'t Path> {
+        let points = self.mounts.iter().map(|mount| mount.point.as_path());
+        points.filter(move |point| point.file_name().is_some_and(|own| own == name))
+    }
+
+    /// The places where a directory is mounted, be it a mount itself or in one.
+    pub(crate) fn binds(&self, directory: &Path) -> Vec<&Path> {
+        let directory = real(directory);
+        let Some(what) = self.what(&directory) else { return Vec::new() };
+        let same = self.mounts.iter().filter(|mount| mount.what == what);
+        same.map(|mount| mount.point.as_path()).filter(|point| *point != directory).collect()
+    }
+
+    /// What a bind of that directory would show as.
+    fn what(&self, directory: &Path) -> Option<(OsString, OsString)> {
+        let holds = |mount: &&Mount| directory.starts_with(&mount.point);
+        let holder = self.mounts.iter().enumerate().filter(|(_, mount)| holds(mount));
+        let (_, holder) =
+            holder.max_by_key(|(index, mount)| (mount.point.components().count(), *index))?;
+        let inside = directory.strip_prefix(&holder.point).ok()?;
+        let (device, root) = &holder.what;
+        let root = match inside.as_os_str().is_empty() {
+            true => root.clone(),
+            false => Path::new(root).join(inside).into_os_string(),
+        };
+        Some((device.clone(), root))
+    }
+
+    /// The places below a directory where something is mounted.
+    #[cfg(test)]
+    pub(crate) fn below(&self, directory: &Path) -> Vec<PathBuf> {
+        let below = self.mounts.iter().filter(|mount| mount.point.starts_with(directory));
+        below.map(|mount| mount.point.clone()).collect()
+    }
+}
+
+/// A path as the kernel tells it, without links on the way: the node's root directory may lie behind
+/// one. The last name is not looked at, as it may be a mount that does not answer.
+pub(crate) fn real(path: &Path) -> PathBuf {
+    match path.parent().zip(path.file_name()) {
+        Some((parent, name)) => real_dir(parent).join(name),
+        None => path.to_owned(),
+    }
+}
+
+/// The same of a directory of the node's own.
+pub(crate) fn real_dir(path: &Path) -> PathBuf {
+    fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Octal escapes stand for blanks and the like.
+fn unescaped(field: &[u8]) -> OsString {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [first, tail @ ..] = rest {
+        let code = tail.get(..3).and_then(|code| std::str::from_utf8(code).ok());
+        let code = code.and_then(|code| u8::from_str_radix(code, 8).ok());
+        match code.filter(|_| *first == b'\\') {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = tail.get(3..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    OsString::from_vec(bytes)
+}
+
+/// How a bind differs from what it shows: the flags to set and those to clear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BindOptions {
+    set: MsFlags,
+    clear: MsFlags,
+}
+
+impl BindOptions {
+    /// As what it shows.
+    pub(crate) fn none() -> Self {
+        Self { set: MsFlags::empty(), clear: MsFlags::empty() }
+    }
+
+    /// Of the mount options of a volume. What only means something to a new mount is an error.
+    pub(crate) fn of(options: &[String], read_only: bool) -> Result<Self, Error> {
+        let read_only = if read_only { MsFlags::MS_RDONLY } else { MsFlags::empty() };
+        let mut flags = Self { set: read_only, clear: MsFlags::empty() };
+        for option in options.iter().flat_map(|option| option.split(',')) {
+            let (set, clear) = match option {
+                "" | "bind" | "rw" | "defaults" => continue,
+                "ro" => (MsFlags::MS_RDONLY, MsFlags::empty()),
+                "nosuid" => (MsFlags::MS_NOSUID, MsFlags::empty()),
+                "suid" => (MsFlags::empty(), MsFlags::MS_NOSUID),
+                "nodev" => (MsFlags::MS_NODEV, MsFlags::empty()),
+                "dev" => (MsFlags::empty(), MsFlags::MS_NODEV),
+                "noexec" => (MsFlags::MS_NOEXEC, MsFlags::empty()),
+                "exec" => (MsFlags::empty(), MsFlags::MS_NOEXEC),
+                "noatime" => (MsFlags::MS_NOATIME, MsFlags::MS_RELATIME),
+                "nodiratime" => (MsFlags::MS_NODIRATIME, MsFlags::empty()),
+                "relatime" => (MsFlags::MS_RELATIME, MsFlags::MS_NOATIME),
+                other => return Err(Error::MountOption(other.to_owned())),
+            };
+            flags.set |= set;
+            flags.clear |= clear;
+        }
+        Ok(flags)
+    }
+}
+
+/// Mounts a file or directory at another path, which must be there.
+pub(crate) fn bind(from: &Path, to: &Path, options: BindOptions) -> Result<(), Error> {
+    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .map_err(|errno| Error::io("bind a volume to", to, errno))?;
+    complete(to, options)
+}
+
+/// Gives a bind its options, as far as it lacks them.
+pub(crate) fn complete(to: &Path, options: BindOptions) -> Result<(), Error> {
+    let none = None::<&str>;
+    let fail = |action| move |errno: Errno| Error::io(action, to, errno);
+    let BindOptions { set, clear } = options;
+    if set.is_empty() && clear.is_empty() {
+        return Ok(());
+    }
+    // A remount says all flags anew.
+    let kept = statvfs(to).map_err(fail("look at"))?.flags();
+    let kept = [
+        (FsFlags::ST_RDONLY, MsFlags::MS_RDONLY),
+        (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
+        (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
+        (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
+        (FsFlags::ST_NOATIME, MsFlags::MS_NOATIME),
+        (FsFlags::ST_NODIRATIME, MsFlags::MS_NODIRATIME),
+        (FsFlags::ST_RELATIME, MsFlags::MS_RELATIME),
+    ]
+    .into_iter()
+    .filter(|(own, _)| kept.contains(*own))
+    .fold(MsFlags::empty(), |flags, (_, flag)| flags | flag);
+    let wanted = kept.difference(clear) | set;
+    if wanted == kept {
+        return Ok(());
+    }
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | wanted;
+    let remounted = mount(none, to, none, flags, none).map_err(fail("set the options of"));
+    // A volume that is to be read only must not be there otherwise.
+    remounted.or_else(|error| super::super::remove::unmount(to).and(Err(error)))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn table(lines: &[&str]) -> Table {
+        Table::parse(lines.join("\n").as_bytes())
+    }
+
+    #[test]
+    fn mounts_of_the_same_are_known_by_device_and_root() {
+        let table = table(&[
+            "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw",
+            "23 22 8:1 /srv/data /pods/u1/vol rw - ext4 /dev/sda1 rw",
+            r"24 22 8:1 /srv/data /pods/u2/a\040blank rw - ext4 /dev/sda1 rw",
+            "25 22 8:1 /srv/data/sub /pods/u3/vol rw - ext4 /dev/sda1 rw",
+            "26 22 7:0 / /global rw - ext4 /dev/loop0 rw",
+            "27 22 7:0 / /pods/u4/vol rw - ext4 /dev/loop0 rw",
+            "broken",
+        ]);
+        let binds = |path: &str| table.binds(Path::new(path));
+        assert_eq!(binds("/srv/data"), [Path::new("/pods/u1/vol"), Path::new("/pods/u2/a blank")]);
+        assert_eq!(binds("/srv/data/sub"), [Path::new("/pods/u3/vol")]);
+        assert_eq!(binds("/srv/other"), Vec::<&Path>::new());
+        assert_eq!(binds("/global"), [Path::new("/pods/u4/vol")]);
+        assert_eq!(table.twins(Path::new("/pods/u4/vol")), [Path::new("/global")]);
+        assert!(table.has(Path::new("/pods/u2/a blank")));
+        assert!(!table.has(Path::new("/pods/u2")));
+    }
+
+    #[test]
+    fn files_have_labels_of_their_own_unless_the_mount_has_one() {
+        let table = table(&[
+            "26 22 7:0 / /own rw,relatime shared:3 master:1 - ext4 /dev/loop0 rw,seclabel,discard",
+            "27 22 7:1 / /one rw - ext4 /dev/loop1 rw,context=system_u:object_r:container_file_t:s0",
+            "28 22 7:2 / /none rw - ext4 /dev/seclabel rw",
+            "29 22 7:3 / /cut rw -",
+        ]);
+        for (path, expected) in [("/own", true), ("/one", false), ("/none", false), ("/cut", false)]
+        {
+            assert_eq!(table.has_labels(Path::new(path)), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn options_become_flags_or_are_refused() {
+        let of = |options: &[&str], read_only| {
+            let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+            BindOptions::of(&options, read_only).map_err(|error| error.to_string())
+        };
+        assert_eq!(of(&[], false), Ok(BindOptions::none()));
+        let set = MsFlags::MS_RDONLY | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
+        let clear = MsFlags::MS_RELATIME;
+        assert_eq!(of(&["noexec,noatime", "rw"], true), Ok(BindOptions { set, clear }));
+        let refused = Err("mount option \"hard\" cannot be applied to a bind mount".to_owned());
+        assert_eq!(of(&["hard"], false), refused);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read(text: Vec<u8>) {
+            let table = Table::parse(&text);
+            table.binds(Path::new("/x"));
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! Sessions and disks of the initiator, by `iscsiadm` and the kernel's files.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use longshore_base::time;
+use tokio::time::{Instant, sleep};
+use tracing::warn;
+
+use super::Disk;
+use crate::error::Error;
+use crate::host::tools::{Output, Tool, Tools};
+
+pub(crate) const ISCSIADM: Tool =
+    Tool { name: "iscsiadm", package: "open-iscsi (or iscsi-initiator-utils)" };
+/// Numbers that it ends with: there is no such session, there is one already, there are none.
+const NO_SESSION: i32 = 2;
+const SESSION_EXISTS: i32 = 15;
+const NOTHING_FOUND: i32 = 21;
+const LOOKS: Duration = Duration::from_millis(250);
+
+/// What a secret may say for discovery and for sessions.
+const DISCOVERY: &str = "discovery.sendtargets.auth";
+const SESSION: &str = "node.session.auth";
+const CHAP: [&str; 4] = ["username", "password", "username_in", "password_in"];
+
+/// Where the kernel and udev show disks and sessions.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernel {
+    pub(crate) disks: PathBuf,
+    pub(crate) sys: PathBuf,
+    /// How long a disk may take to show up after a login.
+    pub(crate) patience: Duration,
+}
+
+impl Default for Kernel {
+    fn default() -> Self {
+        let (disks, sys) = ("/dev/disk/by-path".into(), "/sys".into());
+        Self { disks, sys, patience: Duration::from_secs(30) }
+    }
+}
+
+/// The initiator, about one disk.
+pub(super) struct Admin<'a> {
+    pub(super) tools: &'a Tools,
+    pub(super) kernel: &'a Kernel,
+    pub(super) disk: &'a Disk,
+    /// The volume's name, by which an interface of its own is called.
+    pub(super) volume: &'a str,
+}
+
+impl Admin<'_> {
+    /// Whether the tool is there.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.tools.find(ISCSIADM).map(drop)
+    }
+
+    /// Logs in, where that is not done, and waits for the disk; gives the path of its device.
+    pub(super) async fn attach(&self, secret: &BTreeMap<String, String>) -> Result<PathBuf, Error> {
+        self.run(["-m", "iface", "-I", self.disk.base_interface(), "-o", "show"])
+            .await?
+            .checked()?;
+        if let Some(initiator) = &self.disk.initiator {
+            self.make_interface(initiator).await?;
+        }
+        let mut last = None;
+        for portal in &self.disk.portals {
+            match self.attach_by(portal, secret).await {
+                Ok(device) => return Ok(device),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or(Error::UnsupportedPart("an iSCSI disk without portal".to_owned())))
+    }
+
+    async fn attach_by(
+        &self,
+        portal: &str,
+        secret: &BTreeMap<String, String>,
+    ) -> Result<PathBuf, Error> {
+        if self.session(portal).await?.is_none() {
+            self.discover(portal, secret).await?;
+            self.log_in(portal, secret).await?;
+        }
+        let path = self.path_by(portal);
+        let until = time::after(self.kernel.patience);
+        self.scan(portal).await?;
+        while !path.exists() {
+            if Instant::now() >= until {
+                return Err(Error::NoDevice { path, limit: self.kernel.patience });
+            }
+            sleep(LOOKS).await;
+        }
+        Ok(path)
+    }
+
+    /// Where the disk shows up by its first portal.
+    pub(super) fn expected_path(&self) -> PathBuf {
+        self.path_by(self.disk.portals.first().map(String::as_str).unwrap_or_default())
+    }
+
+    fn path_by(&self, portal: &str) -> PathBuf {
+        self.kernel.disks.join(self.disk.path_name(portal))
+    }
+
+    /// Gives the disk back, and the sessions of its target unless they are `shared`.
+    pub(super) async fn detach(&self, shared: bool) -> Result<(), Error> {
+        for portal in &self.disk.portals {
+            self.delete_disk(portal);
+            if shared {
+                continue;
+            }
+            let none = [NO_SESSION, NOTHING_FOUND];
+            self.forgive(self.on_node(portal, &["--logout"]).await?, none)?;
+            self.forgive(self.on_node(portal, &["-o", "delete"]).await?, none)?;
+        }
+        if self.disk.initiator.is_some() && !shared {
+            let interface = self.interface();
+            let deleted = self.run(["-m", "iface", "-I", &interface, "-o", "delete"]).await?;
+            self.forgive(deleted, [NO_SESSION, NOTHING_FOUND])?;
+        }
+        Ok(())
+    }
+
+    fn interface(&self) -> String {
+        self.disk.session_interface(self.volume)
+    }
+
+    async fn run<'s>(&self, args: impl IntoIterator<Item = &'s str>) -> Result<Output, Error> {
+        self.tools.run(ISCSIADM, args).await
+    }
+
+    /// About the target's record at a portal.
+    async fn on_node(&self, portal: &str, args: &[&str]) -> Result<Output, Error> {
+        let interface = self.interface();
+        let node = ["-m", "node", "-p", portal, "-T", &self.disk.iqn, "-I", &interface];
+        self.run(node.into_iter().chain(args.iter().copied())).await
+    }
+
+    async fn on_discovery(&self, portal: &str, args: &[&str]) -> Result<Output, Error> {
+        let interface = self.interface();
+        let database = ["-m", "discoverydb", "-t", "sendtargets", "-p", portal, "-I", &interface];
+        self.run(database.into_iter().chain(args.iter().copied())).await
+    }
+
+    fn forgive<const N: usize>(&self, output: Output, codes: [i32; N]) -> Result<(), Error> {
+        match output.code() {
+            Some(code) if codes.contains(&code) => Ok(()),
+            _ => output.checked().map(drop),
+        }
+    }
+
+    /// An interface that is as the base one is, but for the initiator's name.
+    async fn make_interface(&self, initiator: &str) -> Result<(), Error> {
+        let interface = self.interface();
+        let base =
+            self.run(["-m", "iface", "-I", self.disk.base_interface(), "-o", "show"]).await?;
+        let made = self.run(["-m", "iface", "-I", &interface, "-o", "new"]).await?;
+        self.forgive(made, [SESSION_EXISTS])?;
+        let mut settings: Vec<(&str, &str)> = settings(&base.text).collect();
+        settings.push(("iface.initiatorname", initiator));
+        for (key, value) in settings {
+            let update = ["-m", "iface", "-I", &interface, "-o", "update", "-n", key, "-v", value];
+            self.run(update).await?.checked()?;
+        }
+        Ok(())
+    }
+
+    async fn discover(&self, portal: &str, secret: &BTreeMap<String, String>) -> Result<(), Error> {
+        // A record that is there already does as well.
+        self.on_discovery(portal, &["-o", "new"]).await?;
+        if self.disk.chap_discovery {
+            for (key, value) in credentials(DISCOVERY, secret) {
+                let update = ["-o", "update", "-n", &key, "-v", value];
+                self.on_discovery(portal, &update).await?.checked()?;
+            }
+        }
+        let found = self.on_discovery(portal, &["--discover"]).await?.checked();
+        if found.is_err() {
+            self.on_discovery(portal, &["-o", "delete"]).await?;
+        }
+        found.map(drop)
+    }
+
+    async fn log_in(&self, portal: &str, secret: &BTreeMap<String, String>) -> Result<(), Error> {
+        // Only the disk that is asked for is to be seen: it is scanned for by its number.
+        let manual = ["-o", "update", "-n", "node.session.scan", "-v", "manual"];
+        if let Err(error) = self.on_node(portal, &manual).await?.checked() {
+            warn!(%error, "all disks of an iSCSI target may show up");
+        }
+        if self.disk.chap_session {
+            for (key, value) in credentials(SESSION, secret) {
+                let update = ["-o", "update", "-n", &key, "-v", value];
+                self.on_node(portal, &update).await?.checked()?;
+            }
+        }
+        let outcome = self.on_node(portal, &["--login"]).await?;
+        if let Err(error) = self.forgive(outcome, [SESSION_EXISTS]) {
+            self.on_node(portal, &["-o", "delete"]).await?;
+            return Err(error);
+        }
+        // After a reboot it is the pod's start that logs in again.
+        let by_hand = ["-o", "update", "-n", "node.startup", "-v", "manual"];
+        if let Err(error) = self.on_node(portal, &by_hand).await?.checked() {
+            warn!(%error, "an iSCSI target may be logged in when the machine starts");
+        }
+        Ok(())
+    }
+
+    /// The number of the session with the target at a portal.
+    async fn session(&self, portal: &str) -> Result<Option<String>, Error> {
+        let output = self.run(["-m", "session"]).await?;
+        if output.code() == Some(NOTHING_FOUND) {
+            return Ok(None);
+        }
+        Ok(session_of(&output.checked()?.text, portal, &self.disk.iqn))
+    }
+
+    /// Looks for the disk on its session.
+    async fn scan(&self, portal: &str) -> Result<(), Error> {
+        let Some(session) = self.session(portal).await? else { return Ok(()) };
+        if let Some(host) = self.host(&session) {
+            let scan = self.kernel.sys.join("class/scsi_host").join(host).join("scan");
+            let lun = format!("0 0 {}", self.disk.lun);
+            return fs::write(&scan, lun).map_err(|error| Error::io("write", &scan, error));
+        }
+        // Where the kernel does not show which host it is, all of the session is looked through.
+        self.run(["-m", "session", "-r", &session, "--rescan"]).await?.checked().map(drop)
+    }
+
+    /// The SCSI host of a session: a part of the path to its device.
+    fn host(&self, session: &str) -> Option<String> {
+        let link = self.kernel.sys.join("class/iscsi_session").join(format!("session{session}"));
+        let path = fs::canonicalize(link).ok()?;
+        let mut parts = path.iter().filter_map(|part| part.to_str());
+        let is_host = |part: &&str| {
+            let number = part.strip_prefix("host").unwrap_or_default();
+            !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+        };
+        parts.find(is_host).map(str::to_owned)
+    }
+
+    /// Lets the kernel forget the disk, which would be an error in its log after the logout.
+    fn delete_disk(&self, portal: &str) {
+        let Ok(device) = fs::canonicalize(self.path_by(portal)) else { return };
+        let Some(name) = device.file_name() else { return };
+        let delete = self.kernel.sys.join("block").join(name).join("device/delete");
+        if delete.exists()
+            && let Err(error) = fs::write(&delete, "1")
+        {
+            warn!(path = %delete.display(), %error, "the disk of an iSCSI target stays for now");
+        }
+    }
+}
+
+/// The session of a line such as `tcp: [3] 10.0.0.1:3260,1 iqn.2000-01.org:disk (non-flash)`.
+fn session_of(text: &str, portal: &str, iqn: &str) -> Option<String> {
+    text.lines().find_map(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        let number = words.next()?.strip_prefix('[')?.strip_suffix(']')?;
+        let (address, _) = words.next()?.rsplit_once(',')?;
+        (address == portal && words.next() == Some(iqn)).then(|| number.to_owned())
+    })
+}
+
+/// What an interface is made of: lines such as `iface.mtu = 0`. Its own name is not for others.
+fn settings(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    let lines = text.lines().filter_map(|line| line.split_once(" = "));
+    lines.filter(|(key, value)| {
+        key.starts_with("iface.") && !value.starts_with('<') && *key != "iface.iscsi_ifacename"
+    })
+}
+
+/// What is to be set for an authentication: that it is CHAP, names and passwords.
+fn credentials<'s>(what: &str, secret: &'s BTreeMap<String, String>) -> Vec<(String, &'s str)> {
+    let method = (format!("{what}.authmethod"), "CHAP");
+    let known = CHAP.iter().filter_map(|name| {
+        let key = format!("{what}.{name}");
+        let value = secret.get(&key).filter(|value| !value.is_empty())?;
+        Some((key, value.as_str()))
+    });
+    std::iter::once(method).chain(known).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_are_known_by_portal_and_target() {
+        let text = "tcp: [1] 10.0.0.1:3260,1 iqn.a:x (non-flash)\n\
+                    tcp: [12] [fd00::1]:3260,1 iqn.a:y (non-flash)\nnonsense\n";
+        for (portal, iqn, expected) in [
+            ("10.0.0.1:3260", "iqn.a:x", Some("1")),
+            ("[fd00::1]:3260", "iqn.a:y", Some("12")),
+            ("10.0.0.1:3260", "iqn.a:y", None),
+            ("10.0.0.1:326", "iqn.a:x", None),
+        ] {
+            assert_eq!(session_of(text, portal, iqn).as_deref(), expected, "{portal} {iqn}");
+        }
+    }
+
+    #[test]
+    fn only_what_a_secret_says_is_set() {
+        let secret = [("node.session.auth.username".to_owned(), "me".to_owned())];
+        let secret = BTreeMap::from(secret);
+        let expected = vec![
+            ("node.session.auth.authmethod".to_owned(), "CHAP"),
+            ("node.session.auth.username".to_owned(), "me"),
+        ];
+        assert_eq!(credentials(SESSION, &secret), expected);
+    }
+}

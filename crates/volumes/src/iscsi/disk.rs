@@ -1,0 +1,211 @@
+//! A disk of an iSCSI target, out of what a volume says, and its names on the node.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{
+    ISCSIPersistentVolumeSource, ISCSIVolumeSource, LocalObjectReference, SecretReference,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::layout;
+
+/// The port of a portal that names none.
+const PORT: &str = "3260";
+const DEFAULT_INTERFACE: &str = "default";
+
+/// A disk (LUN) of a target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Disk {
+    /// Where the target is served, each with its port; the first one names the disk.
+    pub(crate) portals: Vec<String>,
+    pub(crate) iqn: String,
+    pub(crate) lun: i32,
+    /// The interface that the initiator uses.
+    interface: Option<String>,
+    /// The name that the initiator gives itself, if not its usual one.
+    pub(super) initiator: Option<String>,
+    pub(super) file_system: Option<String>,
+    pub(crate) read_only: bool,
+    /// Whether discovery and sessions are authenticated (CHAP).
+    pub(super) chap_discovery: bool,
+    pub(super) chap_session: bool,
+    /// Namespace (that of the pod if there is none) and name of the secret for that.
+    pub(super) secret: Option<(Option<String>, String)>,
+}
+
+impl Disk {
+    /// The disk of a PersistentVolume.
+    pub(crate) fn of_volume(source: &ISCSIPersistentVolumeSource) -> Self {
+        let secret = |reference: &SecretReference| {
+            Some((reference.namespace.clone(), reference.name.clone()?))
+        };
+        Self {
+            portals: portals(&source.target_portal, source.portals.as_deref()),
+            iqn: source.iqn.clone(),
+            lun: source.lun,
+            interface: source.iscsi_interface.clone(),
+            initiator: source.initiator_name.clone(),
+            file_system: source.fs_type.clone(),
+            read_only: source.read_only.unwrap_or(false),
+            chap_discovery: source.chap_auth_discovery.unwrap_or(false),
+            chap_session: source.chap_auth_session.unwrap_or(false),
+            secret: source.secret_ref.as_ref().and_then(secret),
+        }
+    }
+
+    /// The disk that a pod itself describes.
+    pub(crate) fn of_pod(source: &ISCSIVolumeSource) -> Self {
+        let secret = |reference: &LocalObjectReference| (None, reference.name.clone());
+        Self {
+            portals: portals(&source.target_portal, source.portals.as_deref()),
+            iqn: source.iqn.clone(),
+            lun: source.lun,
+            interface: source.iscsi_interface.clone(),
+            initiator: source.initiator_name.clone(),
+            file_system: source.fs_type.clone(),
+            read_only: source.read_only.unwrap_or(false),
+            chap_discovery: source.chap_auth_discovery.unwrap_or(false),
+            chap_session: source.chap_auth_session.unwrap_or(false),
+            secret: source.secret_ref.as_ref().map(secret),
+        }
+    }
+
+    fn portal(&self) -> &str {
+        self.portals.first().map(String::as_str).unwrap_or_default()
+    }
+
+    /// What all disks of a target on its first portal are known by.
+    pub(super) fn target_name(&self) -> String {
+        format!("{}/{}:{}:", super::PLUGIN, self.portal(), self.iqn)
+    }
+
+    /// The disk's unique name.
+    pub(super) fn device_name(&self) -> String {
+        format!("{}{}", self.target_name(), self.lun)
+    }
+
+    /// The interface whose settings are copied, or used as they are.
+    pub(super) fn base_interface(&self) -> &str {
+        self.interface.as_deref().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_INTERFACE)
+    }
+
+    /// The interface of the disk's sessions: one of its own for an initiator's name of its own.
+    pub(super) fn session_interface(&self, volume: &str) -> String {
+        match &self.initiator {
+            Some(_) => format!("{}:{volume}", self.portal()),
+            None => self.base_interface().to_owned(),
+        }
+    }
+
+    fn dir_name(&self, volume: &str) -> PathBuf {
+        let interface = format!("iface-{}", self.session_interface(volume));
+        let disk = format!("{}-{}-lun-{}", self.portal(), self.iqn, self.lun);
+        Path::new(&interface).join(disk)
+    }
+
+    /// Where the disk is mounted for all pods.
+    pub(super) fn global_path(&self, root: &Path, volume: &str) -> PathBuf {
+        root.join(layout::PLUGINS).join(super::PLUGIN).join(self.dir_name(volume))
+    }
+
+    /// Where the disk is mapped for each pod.
+    pub(super) fn map_path(&self, root: &Path, volume: &str) -> PathBuf {
+        let plugin = root.join(layout::PLUGINS).join(super::PLUGIN);
+        plugin.join("volumeDevices").join(self.dir_name(volume))
+    }
+
+    /// The name that udev gives the disk below `/dev/disk/by-path`.
+    pub(super) fn path_name(&self, portal: &str) -> String {
+        let portal = portal.replace(['[', ']'], "");
+        format!("ip-{portal}-iscsi-{}-lun-{}", self.iqn, self.lun)
+    }
+
+    /// The disk that is mounted, or mapped, at such a path, as far as the path tells.
+    pub(super) fn of_path(path: &Path) -> Option<Self> {
+        let name = path.file_name().and_then(OsStr::to_str)?;
+        let interface = path.parent()?.file_name().and_then(OsStr::to_str)?;
+        let interface = interface.strip_prefix("iface-")?;
+        let (target, lun) = name.rsplit_once("-lun-")?;
+        let starts = ["-iqn.", "-eui.", "-naa."].into_iter();
+        let at = starts.filter_map(|start| target.find(start)).min()?;
+        let (portal, iqn) = (target.get(..at)?, target.get(at + 1..)?);
+        Some(Self {
+            portals: vec![portal.to_owned()],
+            iqn: iqn.to_owned(),
+            lun: lun.parse().ok()?,
+            interface: Some(interface.to_owned()),
+            initiator: None,
+            file_system: None,
+            read_only: false,
+            chap_discovery: false,
+            chap_session: false,
+            secret: None,
+        })
+    }
+}
+
+/// All portals, each once and with its port.
+fn portals(first: &str, others: Option<&[String]>) -> Vec<String> {
+    let mut portals = Vec::new();
+    for portal in
+        std::iter::once(first).chain(others.iter().flat_map(|all| all.iter().map(String::as_str)))
+    {
+        let portal = match portal.rsplit_once(':') {
+            // The colons of an address of IPv6 are inside of brackets.
+            Some((_, port)) if !port.ends_with(']') => portal.to_owned(),
+            _ => format!("{portal}:{PORT}"),
+        };
+        if !portals.contains(&portal) {
+            portals.push(portal);
+        }
+    }
+    portals
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn disk(portal: &str, others: &[&str]) -> Disk {
+        Disk::of_pod(&ISCSIVolumeSource {
+            target_portal: portal.to_owned(),
+            portals: Some(others.iter().map(|portal| (*portal).to_owned()).collect()),
+            iqn: "iqn.2020-01.org:x".to_owned(),
+            lun: 3,
+            ..ISCSIVolumeSource::default()
+        })
+    }
+
+    #[test]
+    fn each_portal_has_a_port_and_is_there_once() {
+        let disk = disk("10.0.0.1", &["10.0.0.1:3260", "[fd00::1]", "[fd00::1]:99", "host:1"]);
+        let expected = ["10.0.0.1:3260", "[fd00::1]:3260", "[fd00::1]:99", "host:1"];
+        assert_eq!(disk.portals, expected);
+    }
+
+    #[test]
+    fn a_disk_is_known_by_its_path_again() {
+        for portal in ["10.0.0.1", "[fd00::1]:99", "some-host"] {
+            let disk = disk(portal, &[]);
+            for path in
+                [disk.global_path(Path::new("/n"), "v"), disk.map_path(Path::new("/n"), "v")]
+            {
+                let found = Disk::of_path(&path).unwrap();
+                assert_eq!(found.device_name(), disk.device_name());
+                assert_eq!(
+                    found.global_path(Path::new("/n"), "v"),
+                    disk.global_path(Path::new("/n"), "v")
+                );
+            }
+        }
+        for path in ["/", "/a", "/iface-x/y", "/iface-x/1.2.3.4:1-iqn.a-lun-x", "/iface-x/-lun-1"] {
+            assert_eq!(Disk::of_path(Path::new(path)), None, "{path}");
+        }
+        assert_eq!(
+            disk("[fd00::1]", &[]).path_name("[fd00::1]:3260"),
+            "ip-fd00::1:3260-iscsi-iqn.2020-01.org:x-lun-3"
+        );
+    }
+}

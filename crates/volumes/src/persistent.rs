@@ -1,0 +1,319 @@
+//! Volumes whose data outlives the pod, and how each kind is set up. What leads there, a claim or
+//! the pod itself, makes no difference from here on.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{
+    CSIPersistentVolumeSource, CSIVolumeSource, HostPathVolumeSource, LocalVolumeSource,
+    NFSVolumeSource, NodeSelector, PersistentVolume, PersistentVolumeSpec, Pod, Volume,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use longshore_base::panics;
+use longshore_pod::spec;
+
+use super::claims::Bound;
+use super::devices::Devices;
+use super::error::{self, Error};
+use super::iscsi::{self, Disk};
+use super::ownership::Ownership;
+use super::set_up::host_path;
+use super::stats::Driven;
+use super::{Inner, Mounted, Volumes, csi, layout, local, nfs};
+
+/// The mount options of a PersistentVolume from before it had a field for them; they come first.
+const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
+const READ_ONLY_MANY: &str = "ReadOnlyMany";
+
+/// A persistent volume as one pod wants it.
+#[derive(Clone, Debug)]
+pub(super) struct Persistent {
+    /// The PersistentVolume's name, or for a volume that the pod itself describes, the volume's.
+    pub(super) spec_name: String,
+    pub(super) source: PersistentSource,
+    pub(super) access_modes: Vec<String>,
+    pub(super) mount_options: Vec<String>,
+    /// Whether the pod, or the source, asks to only read it.
+    pub(super) read_only: bool,
+    /// Whether containers are given the device and not what is on it.
+    pub(super) block: bool,
+    /// The nodes from which it can be reached, where not from all.
+    pub(super) reachable: Option<NodeSelector>,
+    /// What the volume holds, and what its claim was told that it does.
+    pub(super) capacity: Option<Quantity>,
+    pub(super) claim_capacity: Option<Quantity>,
+    /// The group that may use it, which containers are to be in.
+    pub(super) group: Option<i64>,
+    /// The name of the claim that leads there.
+    pub(super) claim: Option<String>,
+    /// Whether it is of a kind that its driver has taken over.
+    pub(super) migrated: bool,
+}
+
+/// What holds the data.
+#[derive(Clone, Debug)]
+pub(super) enum PersistentSource {
+    HostPath(HostPathVolumeSource),
+    Local(LocalVolumeSource),
+    Nfs(NFSVolumeSource),
+    Iscsi(Disk),
+    Csi(Box<CSIPersistentVolumeSource>),
+    /// A volume of a driver that lives as long as its pod.
+    CsiInline(CSIVolumeSource),
+}
+
+impl Persistent {
+    /// The volume that a claim is bound to.
+    pub(super) fn of_claim(bound: &Bound) -> Result<Self, Error> {
+        let volume = Self::of_volume(&bound.volume)?;
+        let capacity = bound.claim.status.as_ref().and_then(|status| status.capacity.as_ref());
+        Ok(Self {
+            read_only: bound.read_only || volume.read_only,
+            block: bound.is_block(),
+            claim_capacity: storage(capacity),
+            claim: bound.claim.metadata.name.clone(),
+            migrated: bound.migrated,
+            ..volume
+        })
+    }
+
+    fn of_volume(volume: &PersistentVolume) -> Result<Self, Error> {
+        let unknown = PersistentVolumeSpec::default();
+        let spec = volume.spec.as_ref().unwrap_or(&unknown);
+        let source = None
+            .or(spec.host_path.clone().map(PersistentSource::HostPath))
+            .or(spec.local.clone().map(PersistentSource::Local))
+            .or(spec.nfs.clone().map(PersistentSource::Nfs))
+            .or(spec.iscsi.as_ref().map(|source| PersistentSource::Iscsi(Disk::of_volume(source))))
+            .or(spec.csi.clone().map(|source| PersistentSource::Csi(Box::new(source))));
+        let of_source = match &source {
+            Some(PersistentSource::Nfs(source)) => source.read_only,
+            Some(PersistentSource::Iscsi(disk)) => Some(disk.read_only),
+            _ => None,
+        };
+        let affinity = spec.node_affinity.as_ref();
+        let name = volume.metadata.name.clone().unwrap_or_default();
+        let annotated = volume.metadata.annotations.as_ref();
+        let mount_options = match annotated.and_then(|all| all.get(MOUNT_OPTIONS)) {
+            Some(options) => {
+                options.split(',').filter(|one| !one.is_empty()).map(str::to_owned).collect()
+            }
+            None => spec.mount_options.clone().unwrap_or_default(),
+        };
+        let source = source.ok_or_else(|| unsupported(&name, spec))?;
+        Ok(Self {
+            access_modes: spec.access_modes.clone().unwrap_or_default(),
+            mount_options,
+            read_only: of_source.unwrap_or(false),
+            reachable: affinity.and_then(|affinity| affinity.required.clone()),
+            capacity: storage(spec.capacity.as_ref()),
+            group: group(volume),
+            ..Self::new(name, source)
+        })
+    }
+
+    /// The volume that a pod itself describes; `None` if it is of another kind.
+    pub(super) fn of_pod(volume: &Volume) -> Option<Self> {
+        let source = None
+            .or(volume.nfs.clone().map(PersistentSource::Nfs))
+            .or(volume.iscsi.as_ref().map(|source| PersistentSource::Iscsi(Disk::of_pod(source))))
+            .or(volume.csi.clone().map(PersistentSource::CsiInline))?;
+        let read_only = match &source {
+            PersistentSource::Nfs(source) => source.read_only.unwrap_or(false),
+            PersistentSource::Iscsi(disk) => disk.read_only,
+            PersistentSource::CsiInline(source) => source.read_only.unwrap_or(false),
+            _ => false,
+        };
+        Some(Self { read_only, ..Self::new(volume.name.clone(), source) })
+    }
+
+    /// What a driver has made of a volume that a pod itself describes.
+    pub(super) fn of_migrated(volume: &PersistentVolume) -> Result<Self, Error> {
+        let persistent = Self::of_volume(volume)?;
+        // There is no claim that could say so.
+        let read_only = match &persistent.source {
+            PersistentSource::Csi(source) => source.read_only.unwrap_or(false),
+            _ => false,
+        };
+        let read_only = read_only || persistent.access_modes == [READ_ONLY_MANY];
+        Ok(Self { read_only, migrated: true, ..persistent })
+    }
+
+    /// One of which no more is known.
+    fn new(spec_name: String, source: PersistentSource) -> Self {
+        Self {
+            spec_name,
+            source,
+            access_modes: Vec::new(),
+            mount_options: Vec::new(),
+            read_only: false,
+            block: false,
+            reachable: None,
+            capacity: None,
+            claim_capacity: None,
+            group: None,
+            claim: None,
+            migrated: false,
+        }
+    }
+
+    /// The name of its directory below the pod's.
+    pub(super) fn dir_name(&self) -> String {
+        layout::escaped(&self.spec_name)
+    }
+
+    /// Why it could not be set up, in upstream's words.
+    pub(super) fn failed(&self, error: Error) -> Error {
+        let operation = match (&error, self.block) {
+            (Error::NotAttached, _) => error::VERIFY,
+            (Error::OtherNodes, false) => error::CHECK,
+            (Error::OtherNodes, true) => error::MAP_CHECK,
+            (Error::NoLocal(_) | Error::NotLocal, false) => error::LOOK,
+            (Error::MountOptions, false) => error::OPTIONS,
+            (Error::Unreached(_), false) => error::ATTACH,
+            (Error::Unreached(_), true) => error::MAP_ATTACH,
+            (Error::Unstaged(_), false) => error::STAGE,
+            (Error::Csi(error), block) => error.operation(block),
+            (_, true) => error::MAP,
+            (_, false) => error::SET_UP,
+        };
+        error.of_volume(operation, &self.spec_name)
+    }
+
+    /// Whether it is a directory of the node.
+    pub(super) fn is_host_path(&self) -> bool {
+        matches!(self.source, PersistentSource::HostPath(_))
+    }
+
+    /// What its driver knows it by, if it has one.
+    pub(super) fn driven(&self) -> Option<Driven> {
+        let is_driven =
+            matches!(self.source, PersistentSource::Csi(_) | PersistentSource::CsiInline(_));
+        is_driven.then(|| Driven { name: self.dir_name(), block: self.block })
+    }
+
+    /// The name of what sets it up, as upstream counts it.
+    pub(super) fn plugin(&self) -> &'static str {
+        match self.source {
+            PersistentSource::HostPath(_) => "kubernetes.io/host-path",
+            PersistentSource::Local(_) => local::PLUGIN,
+            PersistentSource::Nfs(_) => "kubernetes.io/nfs",
+            PersistentSource::Iscsi(_) => iscsi::PLUGIN,
+            PersistentSource::Csi(_) | PersistentSource::CsiInline(_) => "kubernetes.io/csi",
+        }
+    }
+}
+
+/// One volume to be set up for one pod.
+pub(super) struct Task<'a> {
+    pub(super) node: &'a Arc<Inner>,
+    pub(super) pod: &'a Pod,
+    pub(super) persistent: &'a Persistent,
+}
+
+impl Task<'_> {
+    pub(super) fn uid(&self) -> &str {
+        spec::uid(self.pod)
+    }
+
+    pub(super) fn devices(&self) -> &Devices {
+        &self.node.devices
+    }
+
+    /// Gives what lies at a path to the pod's group, as its policy says.
+    pub(super) async fn give_to_group(&self, path: PathBuf) -> Result<(), Error> {
+        let Some(ownership) = Ownership::of_pod(self.pod, self.persistent.read_only) else {
+            return Ok(());
+        };
+        ownership.apply(path, self.pod, &self.node.pod_events).await
+    }
+
+    fn check_reachable(&self) -> Result<(), Error> {
+        let Some(selector) = &self.persistent.reachable else { return Ok(()) };
+        let Some(node) = self.devices().node() else { return Ok(()) };
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        let labels = node.metadata.labels.clone().unwrap_or_default();
+        match longshore_pod::admission::selects_node(selector, name, &labels) {
+            true => Ok(()),
+            false => Err(Error::OtherNodes),
+        }
+    }
+}
+
+impl Volumes {
+    /// Sets up a persistent volume. What is begun goes on when nobody waits for it any more, so
+    /// that no tool, driver or mount is left half-way.
+    pub(super) async fn set_up_persistent(
+        &self,
+        pod: &Pod,
+        persistent: &Persistent,
+    ) -> Result<Mounted, Error> {
+        layout::component("volume name", &persistent.dir_name())?;
+        layout::component("pod UID", spec::uid(pod))?;
+        let task = Task { node: &self.inner, pod, persistent };
+        match &persistent.source {
+            PersistentSource::Csi(source) => csi::until_attached(&task, source).await?,
+            PersistentSource::Iscsi(disk) => iscsi::until_attached(&task, disk).await?,
+            _ => {}
+        }
+        let guard = self.lock(spec::uid(pod)).read_owned().await;
+        let (inner, pod, persistent) = (Arc::clone(&self.inner), pod.clone(), persistent.clone());
+        let work = panics::task(async move {
+            let _guard = guard;
+            let task = Task { node: &inner, pod: &pod, persistent: &persistent };
+            task.check_reachable()?;
+            let mounted = match &persistent.source {
+                PersistentSource::HostPath(_) if !persistent.mount_options.is_empty() => {
+                    return Err(Error::MountOptions);
+                }
+                PersistentSource::HostPath(source) => {
+                    let read_only = persistent.read_only;
+                    Mounted { read_only, ..host_path(source).await? }
+                }
+                PersistentSource::Local(source) => local::set_up(&task, source).await?,
+                PersistentSource::Nfs(source) => nfs::set_up(&task, source).await?,
+                PersistentSource::Iscsi(disk) => iscsi::set_up(&task, disk).await?,
+                PersistentSource::Csi(source) => csi::set_up(&task, source).await?,
+                PersistentSource::CsiInline(source) => csi::set_up_inline(&task, source).await?,
+            };
+            Ok(Mounted { group: persistent.group, ..mounted })
+        });
+        work.await.unwrap_or(Err(Error::Interrupted))
+    }
+}
+
+/// The annotation of a PersistentVolume that names the group which may use it.
+const GROUP: &str = "pv.beta.kubernetes.io/gid";
+
+/// How much that is.
+fn storage(amounts: Option<&BTreeMap<String, Quantity>>) -> Option<Quantity> {
+    amounts.and_then(|amounts| amounts.get("storage")).cloned()
+}
+
+/// The group in the annotation; what is no number is ignored there, as it always was.
+fn group(volume: &PersistentVolume) -> Option<i64> {
+    volume.metadata.annotations.as_ref()?.get(GROUP)?.parse().ok()
+}
+
+/// Kinds that are still there in the API, and that no kubelet sets up any more.
+pub(super) const REMOVED: [&str; 8] = [
+    "cephfs",
+    "flocker",
+    "glusterfs",
+    "photonPersistentDisk",
+    "quobyte",
+    "rbd",
+    "scaleIO",
+    "storageos",
+];
+
+fn unsupported(name: &str, spec: &PersistentVolumeSpec) -> Error {
+    let fields = serde_json::to_value(spec).unwrap_or_default();
+    let has = |kind: &str| fields.get(kind).is_some();
+    if REMOVED.into_iter().any(has) {
+        return Error::no_plugin(name);
+    }
+    let kind = ["fc", "flexVolume"].into_iter().find(|kind| has(kind));
+    Error::UnsupportedPart(format!("persistent volume of kind {}", kind.unwrap_or("unknown")))
+}

@@ -1,0 +1,134 @@
+//! How one volume of a pod is set up, whatever it is made from.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use k8s_openapi::api::core::v1::{HostPathVolumeSource, Pod, Volume};
+use longshore_pod::spec;
+
+use super::claims::migrated;
+use super::medium::Medium;
+use super::payload::{Payload, Sources, fs_group};
+use super::persistent::Persistent;
+use super::source::Source;
+use super::{
+    Error, Inner, Mounted, Volumes, atomic, blocking, claims, empty_dir, error, layout, nested,
+};
+
+impl Volumes {
+    pub(super) async fn set_up(
+        &self,
+        pod: &Pod,
+        volume: &Volume,
+        source: &Source<'_>,
+    ) -> Result<Mounted, Error> {
+        let (uid, name, began) = (spec::uid(pod), &volume.name, Instant::now());
+        let outcome = self.set_up_source(pod, name, source).await;
+        self.inner.metrics.set_up(uid, name, source.plugin(), began, &outcome);
+        outcome.map_err(|error| match source {
+            Source::Persistent(persistent) => persistent.failed(error),
+            _ => error.of_volume(error::SET_UP, name),
+        })
+    }
+
+    /// What the claim of a volume, or the volume itself, leads to.
+    pub(super) async fn persistent(
+        &self,
+        pod: &Pod,
+        volume: &Volume,
+    ) -> Result<Option<Persistent>, Error> {
+        let client = self.inner.objects.client();
+        let unready = |source| {
+            let volume = volume.name.clone();
+            Error::Claim { volume, source: Box::new(source) }
+        };
+        let bound = claims::bound(client, pod, volume).await.map_err(unready)?;
+        let persistent = match &bound {
+            Some(bound) => Some(Persistent::of_claim(bound)),
+            None => match migrated::of_pod(volume, spec::namespace(pod)).map_err(unready)? {
+                Some(translated) => Some(Persistent::of_migrated(&translated)),
+                None => Persistent::of_pod(volume).map(Ok),
+            },
+        };
+        persistent.transpose().map_err(|error| error.of_volume(error::SET_UP, &volume.name))
+    }
+
+    async fn set_up_source(
+        &self,
+        pod: &Pod,
+        name: &str,
+        source: &Source<'_>,
+    ) -> Result<Mounted, Error> {
+        let Inner { objects, allocatable, .. } = &*self.inner;
+        let sources = Sources { pod, objects, allocatable };
+        let memory = || Medium::memory(None, pod, allocatable);
+        let (plugin, medium, payload) = match source {
+            Source::HostPath(source) => return host_path(source).await,
+            Source::Persistent(persistent) => {
+                return self.set_up_persistent(pod, persistent).await;
+            }
+            Source::EmptyDir(source) => {
+                return self.empty_dir(pod, name, Medium::of(source, pod, allocatable)?).await;
+            }
+            Source::ConfigMap(source) => {
+                let payload = sources.config_map_volume(source).await?;
+                (layout::CONFIG_MAP, Medium::Disk, payload)
+            }
+            Source::Secret(source) => {
+                (layout::SECRET, memory(), sources.secret_volume(source).await?)
+            }
+            // On memory as upstream: a pod's annotations may be as private as a secret.
+            Source::DownwardApi(source) => {
+                (layout::DOWNWARD_API, memory(), sources.downward_api_volume(source)?)
+            }
+            Source::Projected(source) => {
+                (layout::PROJECTED, memory(), sources.projected_volume(source).await?)
+            }
+        };
+        self.write(pod, name, plugin, medium, payload).await
+    }
+
+    async fn empty_dir(&self, pod: &Pod, name: &str, medium: Medium) -> Result<Mounted, Error> {
+        let path = self.volume_path(pod, layout::EMPTY_DIR, name)?;
+        let (name, group) = (name.to_owned(), fs_group(pod));
+        self.in_pod_dir(spec::uid(pod), move |pod| empty_dir::set_up(pod, &name, medium, group))
+            .await?;
+        Ok(Mounted::at(path).relabelled())
+    }
+
+    /// Puts data into a volume of its own.
+    async fn write(
+        &self,
+        pod: &Pod,
+        name: &str,
+        plugin: &'static str,
+        medium: Medium,
+        payload: Payload,
+    ) -> Result<Mounted, Error> {
+        let path = self.volume_path(pod, plugin, name)?;
+        let mount_points = nested::mount_points(pod, name)?;
+        let (name, group) = (name.to_owned(), fs_group(pod));
+        self.in_pod_dir(spec::uid(pod), move |pod| {
+            let volume = empty_dir::make(&layout::volumes_dir(pod, plugin)?, &name, medium)?;
+            if let Some(group) = group {
+                volume.give_to_group(group, atomic::READABLE)?;
+            }
+            nested::make_mount_points(&volume, &mount_points)?;
+            atomic::write(&volume, &payload, group)
+        })
+        .await?;
+        Ok(Mounted { read_only: true, ..Mounted::at(path).relabelled() })
+    }
+
+    fn volume_path(&self, pod: &Pod, plugin: &str, name: &str) -> Result<PathBuf, Error> {
+        let name = layout::component("volume name", name)?;
+        Ok(self.pod_dir(spec::uid(pod)).join(layout::VOLUMES).join(plugin).join(name))
+    }
+}
+
+pub(super) async fn host_path(source: &HostPathVolumeSource) -> Result<Mounted, Error> {
+    let path = PathBuf::from(&source.path);
+    let source = source.clone();
+    blocking(move || super::host_path::set_up(&source)).await?;
+    Ok(Mounted::at(path))
+}

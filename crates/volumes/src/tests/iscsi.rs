@@ -1,0 +1,264 @@
+//! Disks of iSCSI targets: an `iscsiadm` that answers from a table, and a real disk behind it.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use super::read;
+use super::world::{Disk, World, pod_with};
+use crate::iscsi::ISCSIADM;
+
+const IQN: &str = "iqn.2020-01.org.example:disk";
+const PORTAL: &str = "10.0.0.1:3260";
+
+/// What `iscsiadm` does: it notes what it is asked; a login lets the disk show up by its path, and
+/// a logout takes it away. `refuse` in its directory names words which make it fail.
+const ADMIN: &str = r#"
+here="${0%/bin/iscsiadm}"
+echo "$*" >>"$here/asked"
+while read -r words; do
+    case "$*" in *"$words"*) echo "iscsiadm: refused $words" >&2; exit 8 ;; esac
+done <"$here/refuse"
+case "$*" in
+"-m iface"*show) echo "iface.iscsi_ifacename = default"; echo "iface.transport_name = tcp" ;;
+"-m session")
+    [ -e "$here/session" ] || { echo "iscsiadm: No active sessions." >&2; exit 21; }
+    echo "tcp: [7] 10.0.0.1:3260,1 iqn.2020-01.org.example:disk (non-flash)" ;;
+*--login) touch "$here/session" ;;
+*--rescan) ln -sf "$(cat "$here/device")" "$here/by-path/ip-10.0.0.1:3260-iscsi-iqn.2020-01.org.example:disk-lun-0" ;;
+*--logout) [ -e "$here/session" ] || exit 21; rm "$here/session" "$here/by-path"/ip-* ;;
+esac
+exit 0
+"#;
+
+struct Target {
+    world: World,
+    _disk: Disk,
+}
+
+impl Target {
+    async fn start() -> Self {
+        let world = World::start().await;
+        let disk = Disk::new(&world.root.join("disk"));
+        world.root.write("device", disk.device.to_str().unwrap());
+        world.root.write("refuse", "");
+        world.root.write("asked", "");
+        world.tool("iscsiadm", ADMIN);
+        Self { world, _disk: disk }
+    }
+
+    fn claim(&self, more: Value) {
+        let mut source = json!({"targetPortal": "10.0.0.1", "iqn": IQN, "lun": 0});
+        source.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        self.world.claim("a", json!({"iscsi": source}));
+    }
+
+    /// What was asked since the last time, without what names the node's record.
+    fn asked(&self) -> Vec<String> {
+        let path = self.world.root.join("asked");
+        let asked = read(&path);
+        fs::write(path, "").unwrap();
+        let record = format!("-p {PORTAL} -T {IQN} ");
+        asked.lines().map(|line| line.replace(&record, "")).collect()
+    }
+
+    fn path(&self, path: &str) -> std::path::PathBuf {
+        self.world.root.join(path)
+    }
+}
+
+#[tokio::test]
+async fn a_disk_is_logged_in_for_the_first_pod_and_out_after_the_last() {
+    let mut target = Target::start().await;
+    target.claim(json!({}));
+    let [one, two] = ["u1", "u2"].map(|uid| pod_with(uid, &["a"], json!({"fsGroup": 5})));
+    let mounted = target.world.mount(&one).await.unwrap()["a"].clone();
+    let volume = target.world.node("pods/u1/volumes/kubernetes.io~iscsi/pv-a");
+    assert_eq!(mounted.path, volume);
+    fs::write(volume.join("file"), "x").unwrap();
+    assert_eq!(
+        target.asked(),
+        [
+            "-m iface -I default -o show",
+            "-m session",
+            &format!("-m discoverydb -t sendtargets -p {PORTAL} -I default -o new"),
+            &format!("-m discoverydb -t sendtargets -p {PORTAL} -I default --discover"),
+            "-m node -I default -o update -n node.session.scan -v manual",
+            "-m node -I default --login",
+            "-m node -I default -o update -n node.startup -v manual",
+            "-m session",
+            "-m session -r 7 --rescan",
+        ]
+    );
+    let global = format!("plugins/kubernetes.io/iscsi/iface-default/{PORTAL}-{IQN}-lun-0");
+    assert!(target.world.mounted().contains(&global), "{:?}", target.world.mounted());
+    let device = format!("kubernetes.io/iscsi/{PORTAL}:{IQN}:0");
+    target.world.restart();
+    assert!(target.world.users()[&device].contains("u1"));
+
+    let second = target.world.mount(&two).await.unwrap()["a"].clone();
+    assert_eq!(read(second.path.join("file")), "x");
+    assert!(!target.asked().iter().any(|line| line.contains("--login")));
+    target.world.remove("u1").await;
+    assert_eq!(target.asked(), [""; 0]);
+    target.world.remove("u2").await;
+    assert_eq!(target.asked(), ["-m node -I default --logout", "-m node -I default -o delete"]);
+    target.world.assert_clean();
+}
+
+#[tokio::test]
+async fn names_and_passwords_come_out_of_the_secret() {
+    let target = Target::start().await;
+    let data = json!({
+        "discovery.sendtargets.auth.username": "ZGk=",
+        "node.session.auth.username": "bWU=", "node.session.auth.password": "cHc=",
+    });
+    target.world.api.put("secrets", "chap", 1, json!({"data": data}));
+    target.claim(json!({
+        "chapAuthDiscovery": true, "chapAuthSession": true, "initiatorName": "iqn.me",
+        "secretRef": {"name": "chap", "namespace": "ns"},
+    }));
+    target.world.mount(&pod_with("u1", &["a"], json!({}))).await.unwrap();
+    let asked = target.asked().join("\n");
+    for expected in [
+        "-m iface -I 10.0.0.1:3260:pv-a -o new",
+        "-m iface -I 10.0.0.1:3260:pv-a -o update -n iface.transport_name -v tcp",
+        "-m iface -I 10.0.0.1:3260:pv-a -o update -n iface.initiatorname -v iqn.me",
+        "-n discovery.sendtargets.auth.authmethod -v CHAP",
+        "-n discovery.sendtargets.auth.username -v di",
+        "-n node.session.auth.authmethod -v CHAP",
+        "-n node.session.auth.username -v me",
+        "-n node.session.auth.password -v pw",
+    ] {
+        assert!(asked.contains(expected), "{expected} in\n{asked}");
+    }
+    target.world.remove("u1").await;
+    let asked = target.asked().join("\n");
+    assert!(asked.contains("-m iface -I 10.0.0.1:3260:pv-a -o delete"), "{asked}");
+    target.world.assert_clean();
+}
+
+#[tokio::test]
+async fn each_step_that_fails_says_so_and_the_next_try_goes_on() {
+    let target = Target::start().await;
+    target.claim(json!({}));
+    let pod = pod_with("u1", &["a"], json!({}));
+    let failed = "MountVolume.WaitForAttach failed for volume \"pv-a\" : ";
+    for words in ["--discover", "--login", "--rescan"] {
+        target.world.root.write("refuse", &format!("{words}\n"));
+        let error = target.world.mount(&pod).await.unwrap_err();
+        let expected =
+            format!("{failed}iscsiadm failed: exit status: 8: iscsiadm: refused {words}");
+        assert_eq!(error, expected);
+    }
+    target.world.root.write("refuse", "");
+    // The disk does not show up.
+    let device = read(target.path("device"));
+    target.world.root.write("device", "/nowhere");
+    let error = target.world.mount(&pod).await.unwrap_err();
+    assert!(error.starts_with(&format!("{failed}Timed out waiting for device at path")), "{error}");
+    target.world.root.write("device", &device);
+    target.world.mount(&pod).await.unwrap();
+    // A logout that fails is tried again, and until then the pod's directory stays.
+    target.world.root.write("refuse", "--logout\n");
+    target.world.volumes.remove_pod("u1").await.unwrap_err();
+    assert!(Path::new(&target.world.node("pods/u1")).exists());
+    target.world.root.write("refuse", "");
+    target.world.remove("u1").await;
+    target.world.assert_clean();
+}
+
+#[tokio::test]
+async fn a_node_without_the_tool_says_so_and_the_pod_can_go() {
+    let target = Target::start().await;
+    fs::remove_file(target.path("bin/iscsiadm")).unwrap();
+    if target.world.volumes.inner.tools.find(ISCSIADM).is_ok() {
+        return; // this machine has it
+    }
+    for (mode, operation) in [("Filesystem", "Mount"), ("Block", "Map")] {
+        let source = json!({"targetPortal": "10.0.0.1", "iqn": IQN, "lun": 0});
+        target.world.claim("a", json!({"volumeMode": mode, "iscsi": source}));
+        let error = target.world.mount(&pod_with("u1", &["a"], json!({}))).await.unwrap_err();
+        let expected = format!(
+            "{operation}Volume.WaitForAttach failed for volume \"pv-a\" : iscsiadm is not installed \
+             on this node: it comes with the package open-iscsi (or iscsi-initiator-utils)"
+        );
+        assert_eq!(error, expected);
+        target.world.remove("u1").await;
+        target.world.assert_clean();
+    }
+}
+
+#[tokio::test]
+async fn a_disk_as_it_is_is_mapped_and_given_back() {
+    let mut target = Target::start().await;
+    let source = json!({"targetPortal": "10.0.0.1", "iqn": IQN, "lun": 0});
+    target.world.claim("a", json!({"volumeMode": "Block", "iscsi": source}));
+    let mounted = target.world.mount(&pod_with("u1", &["a"], json!({}))).await.unwrap();
+    let link = target.world.node("pods/u1/volumeDevices/kubernetes.io~iscsi/pv-a");
+    assert_eq!(mounted["a"].device.as_ref(), Some(&link));
+    let bound =
+        format!("plugins/kubernetes.io/iscsi/volumeDevices/iface-default/{PORTAL}-{IQN}-lun-0/u1");
+    assert!(target.world.mounted().contains(&bound), "{:?}", target.world.mounted());
+    // A logout that fails is tried again, be it by another daemon.
+    target.world.root.write("refuse", "--logout\n");
+    target.world.volumes.remove_pod("u1").await.unwrap_err();
+    target.world.root.write("refuse", "");
+    target.world.restart();
+    target.world.remove("u1").await;
+    assert!(!target.path("session").exists());
+    target.world.assert_clean();
+}
+
+#[tokio::test]
+async fn what_another_daemon_has_set_up_is_taken_down() {
+    let mut target = Target::start().await;
+    target.claim(json!({}));
+    target.world.mount(&pod_with("u1", &["a"], json!({}))).await.unwrap();
+    // It keeps no note in the pod's directory.
+    fs::remove_dir_all(target.world.node("pods/u1/plugins")).unwrap();
+    target.world.restart();
+    assert_eq!(target.world.users().len(), 1);
+    target.world.remove("u1").await;
+    assert!(!target.path("session").exists());
+    target.world.assert_clean();
+}
+
+#[tokio::test]
+async fn a_disk_waits_for_the_control_plane_to_attach_it() {
+    let mut target = Target::start().await;
+    target.claim(json!({}));
+    let node = |attached: Value| -> Option<Arc<Node>> {
+        let managed = "volumes.kubernetes.io/controller-managed-attach-detach";
+        let metadata = json!({"name": "n1", "annotations": {managed: "true"}});
+        let node = json!({"metadata": metadata, "status": {"volumesAttached": attached}});
+        Some(Arc::new(serde_json::from_value(node).unwrap()))
+    };
+    let (known, told) = watch::channel(node(json!([])));
+    target.world.volumes.devices().follow_node(told.clone());
+    let pod = pod_with("u1", &["a"], json!({}));
+    let early = timeout(Duration::from_millis(500), target.world.mount(&pod)).await;
+    assert!(early.is_err(), "{early:?}");
+    assert_eq!(target.asked(), [""; 0]);
+    // A volume whose portal names no port is known without one.
+    let names = [format!("{PORTAL}:{IQN}:0"), format!("10.0.0.1:{IQN}:0")]
+        .map(|name| format!("kubernetes.io/iscsi/{name}"));
+    let in_use = target.world.volumes.devices().in_use().borrow().attached();
+    assert_eq!(in_use, names);
+    known.send_replace(node(json!([{"name": names[1], "devicePath": ""}])));
+    target.world.mount(&pod).await.unwrap();
+
+    // What stands is not waited for.
+    known.send_replace(node(json!([])));
+    target.world.restart();
+    target.world.volumes.devices().follow_node(told);
+    target.world.mount(&pod).await.unwrap();
+    target.world.remove("u1").await;
+    target.world.assert_clean();
+}

@@ -1,0 +1,88 @@
+//! Directories of NFS servers, with helpers of the test's own that fail. (A real server is for
+//! machines whose kernel knows NFS.)
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+
+use super::read;
+use super::world::World;
+
+const VOLUME: &str = "pods/u1/volumes/kubernetes.io~nfs/a";
+/// A server on this machine: the export `host:/x` is the directory `x` beside the tool.
+const BIND: &str =
+    "for last; do :; done\nexec /bin/mount --bind \"${0%/bin/mount}/export\" \"$last\"";
+
+fn pod() -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": "web", "namespace": "ns", "uid": "u1"},
+        "spec": {"containers": [], "volumes": [
+            {"name": "a", "nfs": {"server": "fd00::1", "path": "/x", "readOnly": true}},
+        ]},
+    }))
+    .unwrap()
+}
+
+#[tokio::test]
+async fn the_helper_is_asked_once_and_what_it_mounts_goes_with_the_pod() {
+    let mut world = World::start().await;
+    let file = world.root.write("export/file", "x");
+    world.tool("mount.nfs", "exit 0");
+    world.tool("mount", &format!("echo \"$@\" >>\"${{0%/bin/mount}}/asked\"\n{BIND}"));
+    let mounted = world.mount(&pod()).await.unwrap()["a"].clone();
+    assert_eq!((mounted.path.clone(), mounted.read_only), (world.node(VOLUME), true));
+    assert_eq!(read(mounted.path.join("file")), "x");
+    world.restart();
+    assert_eq!(world.mount(&pod()).await.unwrap()["a"], mounted);
+    let asked = format!("-t nfs -o ro -- [fd00::1]:/x {}\n", mounted.path.display());
+    assert_eq!(read(world.root.join("asked")), asked);
+    world.remove("u1").await;
+    assert_eq!(read(file), "x");
+    world.assert_clean();
+}
+
+#[tokio::test]
+async fn a_helper_that_fails_or_hangs_says_why_and_leaves_nothing() {
+    let mut world = World::start().await;
+    fs::create_dir(world.root.join("export")).unwrap();
+    world.limit(Duration::from_secs(2));
+    world.tool("mount.nfs", "exit 0");
+    let failed = "MountVolume.SetUp failed for volume \"a\" : mount ";
+    world.tool("mount", "echo access denied by server >&2; exit 32");
+    let error = world.mount(&pod()).await.unwrap_err();
+    assert_eq!(error, format!("{failed}failed: exit status: 32: access denied by server"));
+    // It has mounted when it is killed, and so is what it has started.
+    let late = BIND.replace("exec ", "");
+    let hang = "(sleep 60; touch \"${0%/bin/mount}/survived\") & sleep 60";
+    world.tool("mount", &format!("{late}\necho trying; {hang}"));
+    let began = Instant::now();
+    let error = world.mount(&pod()).await.unwrap_err();
+    assert_eq!(error, format!("{failed}did not end within 2s and was killed: trying"));
+    assert!(began.elapsed() < Duration::from_secs(8));
+    assert!(world.mounted().is_empty());
+    // A daemon that it leaves behind does not hold it up.
+    world.tool("mount", &format!("{late}\nsleep 5 &"));
+    let began = Instant::now();
+    world.mount(&pod()).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(4));
+    world.remove("u1").await;
+    world.assert_clean();
+}
+
+#[tokio::test]
+async fn without_its_helper_there_is_nothing_to_wait_for() {
+    let world = World::start().await;
+    if world.volumes.inner.tools.find(crate::nfs::HELPER).is_ok() {
+        return; // this machine has it
+    }
+    let error = world.mount(&pod()).await.unwrap_err();
+    assert_eq!(
+        error,
+        "MountVolume.SetUp failed for volume \"a\" : mount.nfs is not installed on this node: it \
+         comes with the package nfs-common (or nfs-utils)"
+    );
+    world.remove("u1").await;
+    world.assert_clean();
+}

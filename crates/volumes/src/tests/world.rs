@@ -1,0 +1,192 @@
+//! A node's volumes with claims in a scripted API, tools of the test's own, and real mounts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::host::mounts::Table;
+use crate::host::tools::Tools;
+use crate::iscsi::Kernel;
+use crate::plugins::Drivers;
+use crate::{PodMounts, Volumes};
+use k8s_openapi::api::core::v1::Pod;
+use longshore_client::events::{PodEventRecorder, Recorder};
+use longshore_client::objects::fake::FakeApi;
+use longshore_client::objects::{Detection, Objects};
+use longshore_metrics::Registry;
+use serde_json::{Value, json};
+
+use super::Root;
+
+/// How long a tool may take in these tests.
+pub(super) const LIMIT: Duration = Duration::from_secs(10);
+
+pub(super) struct World {
+    pub(super) root: Root,
+    pub(super) api: FakeApi,
+    pub(super) volumes: Volumes,
+    pub(super) pod_events: PodEventRecorder,
+    limit: Duration,
+}
+
+impl World {
+    pub(super) async fn start() -> Self {
+        let root = Root::new();
+        fs::create_dir(root.join("node")).unwrap();
+        Self::at(root).await
+    }
+
+    /// With a root directory that is a link to another one, where that of all pods is a link too.
+    pub(super) async fn start_behind_links() -> Self {
+        let root = Root::new();
+        for dir in ["large-disk", "larger-disk"] {
+            fs::create_dir(root.join(dir)).unwrap();
+        }
+        symlink("large-disk", root.join("node")).unwrap();
+        symlink("../larger-disk", root.join("large-disk/pods")).unwrap();
+        Self::at(root).await
+    }
+
+    async fn at(root: Root) -> Self {
+        let api = FakeApi::start().await;
+        for dir in ["bin", "by-path"] {
+            fs::create_dir(root.join(dir)).unwrap();
+        }
+        let pod_events = PodEventRecorder::new(Recorder::start(None, "n1").0);
+        let volumes = open(root.path(), api.client(), &pod_events, LIMIT);
+        Self { root, api, volumes, pod_events, limit: LIMIT }
+    }
+
+    /// As after an end of the daemon: nothing is known but what disk and kernel tell.
+    pub(super) fn restart(&mut self) {
+        self.volumes = open(self.root.path(), self.api.client(), &self.pod_events, self.limit);
+    }
+
+    /// Tools may take that long from here on.
+    pub(super) fn limit(&mut self, limit: Duration) {
+        self.limit = limit;
+        self.restart();
+    }
+
+    /// A path below the node's root directory.
+    pub(super) fn node(&self, path: &str) -> PathBuf {
+        self.root.join("node").join(path)
+    }
+
+    /// A tool that is found before the system's.
+    pub(super) fn tool(&self, name: &str, script: &str) {
+        let path = self.root.write(&format!("bin/{name}"), &format!("#!/bin/sh\n{script}\n"));
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// A claim `c-<name>` that is bound to a volume `pv-<name>` of that spec.
+    pub(super) fn claim(&self, name: &str, volume: Value) {
+        let mut spec = volume;
+        spec["claimRef"] = json!({"uid": format!("uid-{name}")});
+        let volume = json!({"metadata": {"name": format!("pv-{name}")}, "spec": spec});
+        self.api.put_at(&format!("/api/v1/persistentvolumes/pv-{name}"), volume);
+        let claim = json!({
+            "metadata": {"name": format!("c-{name}"), "namespace": "ns", "uid": format!("uid-{name}")},
+            "spec": {"volumeName": format!("pv-{name}")}, "status": {"phase": "Bound"},
+        });
+        self.put_claim(name, claim);
+    }
+
+    pub(super) fn put_claim(&self, name: &str, claim: Value) {
+        let path = format!("/api/v1/namespaces/ns/persistentvolumeclaims/c-{name}");
+        self.api.put_at(&path, claim);
+    }
+
+    pub(super) async fn mount(&self, pod: &Pod) -> Result<PodMounts, String> {
+        self.volumes.mount(pod).await.map_err(|error| error.to_string())
+    }
+
+    /// Takes all of a pod down, its directory too.
+    pub(super) async fn remove(&self, uid: &str) {
+        self.volumes.remove_pod(uid).await.unwrap();
+    }
+
+    /// What is mounted below the node's root directory, relative to it.
+    pub(super) fn mounted(&self) -> BTreeSet<String> {
+        let node = fs::canonicalize(self.node("")).unwrap();
+        let below = Table::read().unwrap().below(&node).into_iter();
+        below.map(|path| path.strip_prefix(&node).unwrap().display().to_string()).collect()
+    }
+
+    /// The devices in use and by whom.
+    pub(super) fn users(&self) -> BTreeMap<String, BTreeSet<String>> {
+        self.volumes.devices().in_use().borrow().users().clone()
+    }
+
+    /// Nothing is left of any pod or device.
+    pub(super) fn assert_clean(&self) {
+        assert_eq!(self.mounted(), BTreeSet::new());
+        assert_eq!(self.users(), BTreeMap::new());
+        let mut files = Command::new("find");
+        let files = files.arg("-L").arg(self.node("")).args(["!", "-type", "d"]).output().unwrap();
+        assert_eq!(String::from_utf8(files.stdout).unwrap(), "");
+        if let Ok(pods) = fs::read_dir(self.node("pods")) {
+            assert_eq!(pods.count(), 0, "directories of pods are left");
+        }
+    }
+}
+
+/// The volumes of a daemon with `node` below that directory as its root directory.
+pub(super) fn open(
+    root: &Path,
+    client: kube::Client,
+    pod_events: &PodEventRecorder,
+    limit: Duration,
+) -> Volumes {
+    let objects = Objects::new(Some(client), Detection::Watch);
+    let (node, registry) = (root.join("node"), Registry::default());
+    let (pod_events, drivers) = (pod_events.clone(), Drivers::new("n1", &registry));
+    let mut volumes = Volumes::new(node, objects, BTreeMap::new(), pod_events, drivers, &registry);
+    let inner = Arc::get_mut(&mut volumes.inner).unwrap();
+    inner.tools = Tools::after(&[root.join("bin")], limit);
+    inner.kernel = Kernel {
+        disks: root.join("by-path"),
+        sys: root.join("sys"),
+        patience: Duration::from_secs(2),
+    };
+    volumes
+}
+
+/// A pod of that UID with the claims `c-<name>` as its volumes.
+pub(super) fn pod_with(uid: &str, claims: &[&str], context: Value) -> Pod {
+    let volumes: Vec<Value> = claims
+        .iter()
+        .map(|name| {
+            json!({"name": name, "persistentVolumeClaim": {"claimName": format!("c-{name}")}})
+        })
+        .collect();
+    serde_json::from_value(json!({
+        "metadata": {"name": format!("pod-{uid}"), "namespace": "ns", "uid": uid},
+        "spec": {"containers": [], "volumes": volumes, "securityContext": context},
+    }))
+    .unwrap()
+}
+
+/// A disk of the machine: a loop device on a file, given back when dropped.
+pub(super) struct Disk {
+    pub(super) device: PathBuf,
+}
+
+impl Disk {
+    pub(super) fn new(file: &Path) -> Self {
+        fs::File::create(file).unwrap().set_len(16 << 20).unwrap();
+        let output = Command::new("losetup").args(["-f", "--show"]).arg(file).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        Self { device: String::from_utf8(output.stdout).unwrap().trim().into() }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        Command::new("losetup").arg("-d").arg(&self.device).status().unwrap();
+    }
+}

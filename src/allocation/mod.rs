@@ -1,0 +1,392 @@
+//! What each pod has been given of what it asks for, and what of that is in force; kept on disk as
+//! upstream keeps it, so that a node can change hands. A resize is decided here: workers hold their
+//! pods, ask for them as they were given, and hear when that changes.
+//!
+//! Current limitations: a critical pod's resize preempts nobody.
+
+mod ledger;
+mod metrics;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use longshore_metrics::Registry;
+use longshore_pod::resize::{self, Pending, PodResources, Rank, Rules};
+use longshore_pod::spec::{self, Gates};
+use longshore_pod::{Timestamp, status};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::admission::{Admission, Freed};
+
+pub use ledger::Error;
+use ledger::Ledger;
+use longshore_client::events::PodEventRecorder;
+use longshore_podstate::desired::Desired;
+pub(crate) use metrics::{InProgress, Metrics};
+
+/// Files in the daemon's root directory. The names are upstream's.
+const ALLOCATED: &str = "allocated_pods_state";
+const ACTUATED: &str = "actuated_pods_state";
+/// How often what waits is tried again, if nothing happens that could help it.
+const RETRY: Duration = Duration::from_secs(180);
+
+/// What was decided about one pod's resize.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    /// What the pod asks for and was not given.
+    pub pending: Option<Pending>,
+    /// How many times it was given something else since it is held.
+    pub grants: u64,
+    /// The generation that asked for the last of them.
+    pub generation: Option<i64>,
+}
+
+/// Why resizes that wait are tried again.
+#[derive(Clone, Copy, Debug)]
+enum Trigger {
+    Time,
+    Freed(Freed),
+    Added,
+    Changed,
+}
+
+impl Trigger {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Time => "periodic_retry",
+            Self::Freed(Freed::ByEnd) => "pod_terminated",
+            Self::Freed(Freed::ByResize) => "pod_resized",
+            Self::Added => "pods_added",
+            Self::Changed => "pod_updated",
+        }
+    }
+}
+
+/// What decisions are made by.
+pub struct Parts {
+    /// The pods.
+    pub desired: Desired,
+    /// Who tells events.
+    pub pod_events: PodEventRecorder,
+    /// Who knows what the node has left.
+    pub admission: Admission,
+    /// What of the node forbids a resize.
+    pub rules: Rules,
+    /// The feature gates in force.
+    pub gates: Gates,
+}
+
+/// Handle to what pods have been given. Cheap to clone.
+#[derive(Clone)]
+pub struct Allocation {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    parts: Parts,
+    metrics: Metrics,
+    /// What was given.
+    allocated: Ledger,
+    /// What is in force.
+    actuated: Ledger,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    decisions: HashMap<String, watch::Sender<Decision>>,
+    /// Pods that wait to be given what they ask for, by UID, and since when.
+    queue: Vec<(String, Timestamp)>,
+}
+
+impl Allocation {
+    /// Read back what was given to pods before. What becomes of resizes is told to `registry`.
+    pub fn open(root_dir: &Path, parts: Parts, registry: &Registry) -> Result<Self, Error> {
+        let shared = Shared {
+            parts,
+            metrics: Metrics::new(registry),
+            allocated: Ledger::open(root_dir.join(ALLOCATED))?,
+            actuated: Ledger::open(root_dir.join(ACTUATED))?,
+            state: Mutex::default(),
+        };
+        let shared = Arc::new(shared);
+        metrics::tell(registry, Arc::downgrade(&shared));
+        Ok(Self { shared })
+    }
+
+    /// What is counted of resizes.
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.shared.metrics
+    }
+
+    /// Keep what is known on disk, and try again what waits, for ever.
+    pub async fn run(self) {
+        let Shared { allocated, actuated, parts, .. } = &*self.shared;
+        let decide = async {
+            if parts.desired.synced().wait_for(|synced| *synced).await.is_err() {
+                return;
+            }
+            // What ended while nobody looked.
+            for ledger in [allocated, actuated] {
+                ledger.retain(|uid| parts.desired.has(uid));
+            }
+            let mut released = parts.admission.released();
+            let mut trigger = Trigger::Time;
+            loop {
+                self.retry(&mut self.state(), trigger);
+                trigger = match timeout(RETRY, released.changed()).await {
+                    Ok(_) => Trigger::Freed(*released.borrow_and_update()),
+                    Err(_) => Trigger::Time,
+                };
+            }
+        };
+        tokio::join!(allocated.keep(), actuated.keep(), decide);
+    }
+
+    /// Write what is not on disk yet.
+    pub async fn flush(&self) {
+        self.shared.allocated.write().await;
+        self.shared.actuated.write().await;
+    }
+
+    /// What is decided about the pod with that UID, from now on.
+    pub fn subscribe(&self, uid: &str) -> watch::Receiver<Decision> {
+        self.state().decisions.entry(uid.to_owned()).or_default().subscribe()
+    }
+
+    /// The pod as it may run: with what it was given, if that differs from what it asks for.
+    pub fn allotted(&self, pod: &Arc<Pod>) -> Arc<Pod> {
+        let given = self.shared.allocated.get(spec::uid(pod));
+        let allotted = given.and_then(|given| resize::allotted(pod, &given, self.gates()));
+        allotted.map_or_else(|| pod.clone(), Arc::new)
+    }
+
+    /// What the pod's containers run with.
+    pub fn actuated(&self, uid: &str) -> Arc<PodResources> {
+        self.shared.actuated.get(uid).unwrap_or_default()
+    }
+
+    /// The pod is taken in: it is given what it asks for, unless it was given something before.
+    pub fn hold(&self, pod: &Arc<Pod>) {
+        let (Some(pod_spec), uid) = (&pod.spec, spec::uid(pod)) else { return };
+        let Shared { allocated, actuated, .. } = &*self.shared;
+        if allocated.get(uid).is_none() {
+            allocated.set(uid, PodResources::asked(pod_spec, self.gates()));
+        }
+        let allotted = self.allotted(pod);
+        if let Some(given) = &allotted.spec {
+            // What is not known to run with something else runs with what it was given.
+            let mut all = PodResources::in_force(given, self.gates());
+            let known = self.actuated(uid);
+            all.containers.extend(known.containers.clone());
+            all.pod = known.pod.clone().or(all.pod);
+            if all != *known {
+                actuated.set(uid, all);
+            }
+        }
+        let mut state = self.state();
+        if !Arc::ptr_eq(&allotted, pod) {
+            state.decision(uid).send_modify(|decision| decision.pending = pending_of(pod));
+        }
+        self.look_at(&mut state, pod, Trigger::Added);
+    }
+
+    /// The pod asks for something else than before, if it is held.
+    pub fn review(&self, before: &Pod, pod: &Arc<Pod>) {
+        if self.shared.allocated.get(spec::uid(pod)).is_some() {
+            self.shared.metrics.requested(before, pod);
+            self.look_at(&mut self.state(), pod, Trigger::Changed);
+        }
+    }
+
+    fn look_at(&self, state: &mut State, pod: &Arc<Pod>, trigger: Trigger) {
+        let uid = spec::uid(pod);
+        state.queue.retain(|(waiting, _)| waiting != uid);
+        if Arc::ptr_eq(&self.allotted(pod), pod) {
+            // Taken back, if there was anything to wait for.
+            state.decision(uid).send_if_modified(|decision| decision.pending.take().is_some());
+            return;
+        }
+        let since = waits_since(pod).unwrap_or_else(Timestamp::now);
+        state.queue.push((uid.to_owned(), since));
+        self.retry(state, trigger);
+    }
+
+    /// A container is made with these resources. What could be mistaken after a crash for another
+    /// change to make is on disk before this returns.
+    pub async fn container_made(&self, pod: &Pod, container: &Container) {
+        let Some(pod_spec) = &pod.spec else { return };
+        let resources = resize::effective(pod_spec, container, self.gates());
+        let ledger = &self.shared.actuated;
+        if self.note_container(pod, &container.name, resources) {
+            ledger.written().await;
+        }
+    }
+
+    /// A container that runs was given these resources.
+    pub fn container_resized(&self, pod: &Pod, name: &str) {
+        let Some(pod_spec) = &pod.spec else { return };
+        let container = spec::containers(pod_spec).find(|(_, container)| container.name == name);
+        let Some((_, container)) = container else { return };
+        let resources = resize::effective(pod_spec, container, self.gates());
+        self.note_container(pod, name, resources);
+    }
+
+    /// Tells whether something else was known.
+    fn note_container(&self, pod: &Pod, name: &str, resources: ResourceRequirements) -> bool {
+        let uid = spec::uid(pod);
+        let mut all = (*self.actuated(uid)).clone();
+        let before = all.containers.insert(name.to_owned(), resources);
+        let changed = before != all.containers.get(name).cloned();
+        if changed && self.shared.allocated.get(uid).is_some() {
+            self.shared.actuated.set(uid, all);
+        }
+        changed && before.is_some()
+    }
+
+    /// The pod as a whole was given what it asks for.
+    pub fn pod_resized(&self, pod: &Pod) {
+        let uid = spec::uid(pod);
+        let own = pod.spec.as_ref().and_then(|spec| spec.resources.clone());
+        let known = self.actuated(uid);
+        let own = own.filter(|_| self.gates().resize_pods);
+        if known.pod != own && self.shared.allocated.get(uid).is_some() {
+            let all = PodResources { pod: own, ..(*known).clone() };
+            self.shared.actuated.set(uid, all);
+        }
+    }
+
+    /// The pod holds nothing any more.
+    pub fn release(&self, uid: &str) {
+        let mut state = self.state();
+        state.decisions.remove(uid);
+        state.queue.retain(|(waiting, _)| waiting != uid);
+        self.shared.allocated.remove(uid);
+        self.shared.actuated.remove(uid);
+    }
+
+    /// Decide about all that wait, those that matter most first.
+    fn retry(&self, state: &mut State, trigger: Trigger) {
+        // Until then, it is not known who else is there.
+        if state.queue.is_empty() || !*self.shared.parts.desired.synced().borrow() {
+            return;
+        }
+        let desired = &self.shared.parts.desired;
+        let waiting = std::mem::take(&mut state.queue).into_iter();
+        let mut waiting: Vec<(Rank, Arc<Pod>, Timestamp)> = waiting
+            .filter_map(|(uid, since)| {
+                let pod = desired.pod(&uid)?;
+                Some((Rank::new(&pod, &self.allotted(&pod), Some(since)), pod, since))
+            })
+            .collect();
+        waiting.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+        for (_, pod, since) in waiting {
+            if self.decide(state, &pod, trigger) {
+                state.queue.push((spec::uid(&pod).to_owned(), since));
+            }
+        }
+    }
+
+    /// Tells whether the pod is to wait.
+    fn decide(&self, state: &mut State, pod: &Arc<Pod>, trigger: Trigger) -> bool {
+        let (Some(pod_spec), uid) = (&pod.spec, spec::uid(pod)) else { return false };
+        let allotted = self.allotted(pod);
+        let generation = pod.metadata.generation;
+        let decision = state.decision(uid);
+        let refusal = match () {
+            () if Arc::ptr_eq(&allotted, pod) => {
+                decision.send_if_modified(|decision| decision.pending.take().is_some());
+                return false;
+            }
+            () => resize::infeasible(pod, &allotted, self.shared.parts.rules)
+                .map(|why| {
+                    self.shared.metrics.infeasible.with([why.detail()]).inc();
+                    ("Infeasible".to_owned(), why.to_string())
+                })
+                .or_else(|| {
+                    let refused = self.shared.parts.admission.resize(pod).err();
+                    refused.map(|verdict| (verdict.reason, verdict.message))
+                }),
+        };
+        let Some((reason, message)) = refusal else {
+            self.shared.allocated.set(uid, PodResources::asked(pod_spec, self.gates()));
+            let waited =
+                decision.borrow().pending.as_ref().is_some_and(|before| !before.infeasible);
+            if waited {
+                self.shared.metrics.accepted.with([trigger.label()]).inc();
+            }
+            decision.send_modify(|decision| {
+                decision.pending = None;
+                decision.grants = decision.grants.saturating_add(1);
+                decision.generation = generation;
+            });
+            let text = resize::message("started", pod, generation, "");
+            self.shared.parts.pod_events.pod(pod, false, "ResizeStarted", &text);
+            return false;
+        };
+        let infeasible = reason == "Infeasible";
+        let pending = Pending { infeasible, message, generation };
+        let text = resize::message(&reason, pod, generation, &pending.message);
+        let is_news = decision.borrow().pending.as_ref().is_none_or(|before| {
+            (before.infeasible, before.generation) != (infeasible, generation)
+        });
+        decision.send_if_modified(|decision| {
+            let changed = decision.pending.as_ref() != Some(&pending);
+            decision.pending = Some(pending);
+            changed
+        });
+        if is_news {
+            let reason = if infeasible { "ResizeInfeasible" } else { "ResizeDeferred" };
+            self.shared.parts.pod_events.pod(pod, true, reason, &text);
+        }
+        !infeasible
+    }
+
+    fn gates(&self) -> Gates {
+        self.shared.parts.gates
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state()
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No code panics while it holds the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many pods ask for what they were not given, for ever or for now.
+    fn pending(&self, infeasible: bool) -> usize {
+        let state = self.state();
+        let pending = |decision: &watch::Sender<Decision>| {
+            decision.borrow().pending.as_ref().is_some_and(|one| one.infeasible == infeasible)
+        };
+        state.decisions.values().filter(|decision| pending(decision)).count()
+    }
+}
+
+impl State {
+    fn decision(&mut self, uid: &str) -> &watch::Sender<Decision> {
+        self.decisions.entry(uid.to_owned()).or_default()
+    }
+}
+
+/// What an earlier daemon told, so that it is no news to this one.
+fn pending_of(pod: &Pod) -> Option<Pending> {
+    status::resize_told(pod.status.as_ref()?).0
+}
+
+fn waits_since(pod: &Pod) -> Option<Timestamp> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let pending = conditions.iter().find(|condition| condition.type_ == "PodResizePending")?;
+    Some(pending.last_transition_time.as_ref()?.0)
+}
+
+#[cfg(test)]
+mod tests;
