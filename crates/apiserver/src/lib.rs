@@ -39,6 +39,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use longshore_base::connections;
 use longshore_store::Store;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -169,7 +170,7 @@ impl Server {
     /// Makes certificates and kubeconfigs, listens, and puts into the store what a cluster starts with.
     pub async fn start(config: Config) -> Result<Server, Error> {
         let listen = |source| Error::Listen { address: config.bind, source };
-        let listener = TcpListener::bind(config.bind).await.map_err(listen)?;
+        let listener = connections::listen(config.bind).map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
         let advertised = SocketAddr::new(config.advertise, address.port());
 

@@ -109,6 +109,12 @@ pub struct Share {
 }
 
 impl Share {
+    /// Who holds it.
+    #[must_use]
+    pub fn holder(&self) -> &Holder {
+        &self.holder
+    }
+
     /// How much it is.
     #[must_use]
     pub fn amount(&self) -> u64 {

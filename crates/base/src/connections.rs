@@ -6,34 +6,54 @@
 //! [`Budget`] does it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::future::pending;
 use std::io::{self, IoSlice};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::oneshot;
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::SetOnce;
 
 use crate::budget::{Budget, Holder, Priority, Share};
 
 /// How long a peer may take for the TLS handshake, and then for the head of its first request.
 pub const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// Requests at one time on one connection of HTTP/2, as upstream has it.
+pub const MAX_STREAMS: u32 = 100;
 /// Streams of HTTP/2 that a client has opened and reset before the server looked at them, and streams
 /// that the server resets because of what a client sent: beyond these the connection ends
 /// (CVE-2023-44487).
 pub const MAX_RESET_STREAMS: usize = 20;
 /// See [`MAX_RESET_STREAMS`].
 pub const MAX_ERROR_STREAMS: usize = 128;
-/// Refused requests of all connections whose answers have not been sent yet. Requests that are let in
-/// have limits of their own; without this one, a client that reads no answers could have any number of
-/// requests held.
-const REFUSALS: u64 = 1024;
+/// Requests of all connections that are not admitted: nobody has looked at them yet, or they are refused
+/// and their answers have not been sent. Those that are admitted have limits of their own.
+const UNADMITTED: (u64, u64) = (4096, 1024);
 /// How many bytes of request bodies a connection of HTTP/2 buffers that nobody has read yet.
 pub const RECEIVE_WINDOW: u32 = 256 << 10;
+
+/// Connections that wait to be accepted, as far as the kernel's `net.core.somaxconn` lets them. One that
+/// finds no room is tried again by its client after a second.
+pub const BACKLOG: u32 = 4096;
+
+/// Listens for connections to this address.
+///
+/// # Errors
+/// The address is in use, or not one of this host, or of a family that the kernel does not have.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
 
 /// How many connections a server holds at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,33 +84,50 @@ impl Limits {
     }
 }
 
+/// Why a server closes a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CloseReason {
+    /// It was unauthorized, and a newer connection takes its place.
+    #[error("too many unauthorized connections")]
+    Evicted,
+    /// Its peer sends requests faster than they are looked at, or does not read the answers.
+    #[error("too many requests of the peer that are not admitted")]
+    UnadmittedRequests,
+}
+
 /// The connections of a server.
 #[derive(Debug)]
 pub struct ConnectionLimiter {
     unauthorized: Mutex<Unauthorized>,
     most_unauthorized: usize,
     authorized: Arc<Budget>,
-    refusals: Arc<Budget>,
+    unadmitted: Arc<Budget>,
 }
 
 #[derive(Debug, Default)]
 struct Unauthorized {
     /// By their number, which grows: the first is the oldest.
-    connections: BTreeMap<u64, (IpAddr, oneshot::Sender<()>)>,
+    connections: BTreeMap<u64, (IpAddr, Arc<SetOnce<CloseReason>>)>,
     next: u64,
 }
 
 impl Unauthorized {
-    /// Takes out the oldest connection of the address that has the most.
-    fn evict(&mut self) -> Option<oneshot::Sender<()>> {
+    /// Closes the oldest connection of the address that has the most.
+    fn evict(&mut self) {
         let mut counts: HashMap<IpAddr, usize> = HashMap::new();
         for (address, _) in self.connections.values() {
             *counts.entry(*address).or_default() += 1;
         }
-        let most = counts.values().copied().max()?;
-        let oldest = self.connections.iter().find(|(_, (address, _))| counts[address] == most);
-        let oldest = oldest.map(|(number, _)| *number)?;
-        self.connections.remove(&oldest).map(|(_, close)| close)
+        let most = counts.values().copied().max();
+        let oldest = self
+            .connections
+            .iter()
+            .find(|(_, (address, _))| counts.get(address).copied() == most)
+            .map(|(number, _)| *number);
+        if let Some((_, close)) = oldest.and_then(|number| self.connections.remove(&number)) {
+            // the first reason counts
+            let _ = close.set(CloseReason::Evicted);
+        }
     }
 }
 
@@ -102,27 +139,24 @@ impl ConnectionLimiter {
             unauthorized: Mutex::default(),
             most_unauthorized: limits.unauthorized,
             authorized: Budget::new(limits.authorized as u64, limits.reserved as u64),
-            refusals: Budget::new(REFUSALS, 0),
+            unadmitted: Budget::new(UNADMITTED.0, UNADMITTED.1),
         })
     }
 
-    /// Takes a new connection from this address. The future ends when the connection has to be
-    /// closed in favor of a newer one, and never once it is authorized.
+    /// Takes a new connection from this address. The future ends when the connection is to be closed,
+    /// and the server closes it then, whatever is under way on it.
     pub fn accept(
         self: &Arc<Self>,
         address: IpAddr,
-    ) -> (Arc<Connection>, impl Future<Output = ()> + Send + use<>) {
-        let (close, closed) = oneshot::channel();
+    ) -> (Arc<Connection>, impl Future<Output = CloseReason> + Send + use<>) {
+        let close = Arc::new(SetOnce::new());
         let mut unauthorized = self.unauthorized();
         let number = unauthorized.next;
         unauthorized.next = number.wrapping_add(1);
         let peer = network(address);
-        unauthorized.connections.insert(number, (peer, close));
-        if unauthorized.connections.len() > self.most_unauthorized
-            && let Some(oldest) = unauthorized.evict()
-        {
-            // one that is gone by itself needs no closing
-            let _ = oldest.send(());
+        unauthorized.connections.insert(number, (peer, Arc::clone(&close)));
+        if unauthorized.connections.len() > self.most_unauthorized {
+            unauthorized.evict();
         }
         drop(unauthorized);
         let connection = Arc::new(Connection {
@@ -130,14 +164,11 @@ impl ConnectionLimiter {
             number,
             peer: Holder::new(&peer.to_string(), Priority::Ordinary),
             share: OnceLock::new(),
+            close: Arc::clone(&close),
+            requests: AtomicU64::new(0),
         });
-        let evicted = async move {
-            if closed.await.is_err() {
-                // it was authorized
-                pending::<()>().await;
-            }
-        };
-        (connection, evicted)
+        let closed = async move { *close.wait().await };
+        (connection, closed)
     }
 
     fn unauthorized(&self) -> MutexGuard<'_, Unauthorized> {
@@ -164,7 +195,13 @@ pub struct Connection {
     peer: Holder,
     /// Held from the first authorized request on.
     share: OnceLock<Share>,
+    close: Arc<SetOnce<CloseReason>>,
+    requests: AtomicU64,
 }
+
+/// A request that is not admitted.
+#[derive(Debug)]
+pub struct Unadmitted(#[expect(dead_code, reason = "held until it is dropped")] Option<Share>);
 
 impl Connection {
     /// Notes that a request of this user passed authorization; later ones change nothing. `false`:
@@ -189,11 +226,33 @@ impl Connection {
         &self.peer
     }
 
-    /// A request is refused: to be held until the answer is sent. `None`: the peer has left too many
-    /// such answers unread, and its connection is to be closed.
+    /// Who its requests are counted for: the user, once it is authorized, and before that the address.
     #[must_use]
-    pub fn refuse(&self) -> Option<Share> {
-        self.limiter.refusals.take(&self.peer, 1)
+    pub fn holder(&self) -> &Holder {
+        self.share.get().map_or(&self.peer, Share::holder)
+    }
+
+    /// A request has come: to be held until it is admitted, or until the answer that refuses it is sent.
+    /// `None`: its peer has too many of these, and the connection is closed.
+    #[must_use]
+    pub fn receive(&self) -> Option<Unadmitted> {
+        // The first is bounded by the number of connections: so a crowd cannot keep out others that
+        // come from its address.
+        if self.requests.fetch_add(1, Ordering::Relaxed) == 0 {
+            return Some(Unadmitted(None));
+        }
+        let share = self.limiter.unadmitted.take(self.holder(), 1);
+        if share.is_none() {
+            // the first reason counts
+            let _ = self.close.set(CloseReason::UnadmittedRequests);
+        }
+        share.map(|share| Unadmitted(Some(share)))
+    }
+
+    /// How many requests have come.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
     }
 
     /// Whether a request passed authorization.
@@ -275,16 +334,16 @@ mod tests {
     use super::*;
     use crate::budget::Priority;
 
-    type Evicted = Pin<Box<dyn Future<Output = ()> + Send>>;
+    type Closed = Pin<Box<dyn Future<Output = CloseReason> + Send>>;
 
-    fn accept(limiter: &Arc<ConnectionLimiter>, address: &str) -> (Arc<Connection>, Evicted) {
-        let (connection, evicted) = limiter.accept(address.parse().unwrap());
-        (connection, Box::pin(evicted))
+    fn accept(limiter: &Arc<ConnectionLimiter>, address: &str) -> (Arc<Connection>, Closed) {
+        let (connection, closed) = limiter.accept(address.parse().unwrap());
+        (connection, Box::pin(closed))
     }
 
-    fn is_over(evicted: &mut Evicted) -> bool {
+    fn is_over(closed: &mut Closed) -> bool {
         let mut context = Context::from_waker(Waker::noop());
-        pin!(evicted).poll(&mut context).is_ready()
+        pin!(closed).poll(&mut context).is_ready()
     }
 
     fn user(name: &str) -> Holder {
@@ -336,16 +395,23 @@ mod tests {
 
     // Finding 8
     #[test]
-    fn answers_that_nobody_reads_are_few() {
+    fn requests_that_are_not_admitted_are_few() {
         let limiter = ConnectionLimiter::new(Limits::DEFAULT);
-        let connections: Vec<_> = (0..20).map(|_| accept(&limiter, "10.0.0.1")).collect();
-        let refuse = |connection: &Arc<Connection>| connection.refuse();
-        let held: Vec<_> = connections.iter().cycle().map_while(|one| refuse(&one.0)).collect();
-        assert_eq!(held.len(), 512, "half of all");
-        let (other, _) = accept(&limiter, "10.0.0.2");
-        assert!(other.refuse().is_some());
+        let (crowd, mut crowd_closed) = accept(&limiter, "10.0.0.1");
+        let held: Vec<_> = std::iter::from_fn(|| crowd.receive()).collect();
+        assert_eq!(held.len(), 1 + 2048, "half of all, and the first");
+        assert!(is_over(&mut crowd_closed));
+        let (other, mut other_closed) = accept(&limiter, "10.0.0.2");
+        assert!(other.receive().is_some() && other.receive().is_some());
+        assert!(!is_over(&mut other_closed));
+        let (neighbor, mut neighbor_closed) = accept(&limiter, "10.0.0.1");
+        assert!(neighbor.receive().is_some(), "the first of a connection is always looked at");
+        assert!(neighbor.authorize(&user("a")) && neighbor.receive().is_some());
+        assert!(!is_over(&mut neighbor_closed), "it is counted by its user then");
         drop(held);
-        assert!(connections[0].0.refuse().is_some(), "those that were sent count no more");
+        let (next, mut next_closed) = accept(&limiter, "10.0.0.1");
+        assert!((0..1000).all(|_| next.receive().is_some()), "those that are sent count no more");
+        assert!(!is_over(&mut next_closed));
     }
 
     #[test]

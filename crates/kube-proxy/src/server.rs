@@ -12,13 +12,13 @@ use axum::Router;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use longshore_base::connections;
 use longshore_config::ProxyConfig;
 use longshore_metrics::CONTENT_TYPE;
 use longshore_proxy::config::Mode;
 use longshore_proxy::health::{Answer, Health, Moment};
 use longshore_server::{Zpages, serve_plain};
 use serde_json::json;
-use tokio::net::TcpListener;
 use tracing::{info, warn};
 
 use super::COMPONENT;
@@ -152,7 +152,7 @@ pub(super) fn metrics_routes(config: &ProxyConfig, metrics: &Metrics) -> Router 
 pub(super) async fn serve(what: Port, address: &str, router: Router, hard: bool) -> Error {
     loop {
         let listening = match address.parse::<SocketAddr>() {
-            Ok(address) => TcpListener::bind(address).await,
+            Ok(address) => connections::listen(address),
             // checked when the settings were read: it is empty
             Err(_) => std::future::pending().await,
         };

@@ -42,6 +42,7 @@ use axum::response::{IntoResponse, Response};
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
+use longshore_base::connections;
 use longshore_config::Config;
 use longshore_cri::Runtime;
 use longshore_pod::observed::ObservedPod;
@@ -140,26 +141,26 @@ impl Server {
             let told = host.metrics().requests.reviews.clone();
             let auth = Arc::new(Auth::new(config, client, Arc::clone(&audit), told)?);
             let tls = Arc::new(Tls::new(config, ips)?);
-            let listener = listen(&settings.address, settings.port).await?;
+            let listener = listen(&settings.address, settings.port)?;
             let router = limits::limited(router::control_plane(config, &host, runtime))
                 .layer(from_fn_with_state(auth, auth::gate));
             let requests = host.metrics().requests.clone();
             let router = requests.counted(router, "readwrite");
             ports.push(Port { listener, tls: Some(tls), router });
             if settings.read_only_port != 0 {
-                let listener = listen(&settings.address, settings.read_only_port).await?;
+                let listener = listen(&settings.address, settings.read_only_port)?;
                 let router =
                     requests.counted(limits::limited(router::read_only(&host)), "readonly");
                 ports.push(Port { listener, tls: None, router });
             }
         }
         if let Some(figures) = host.figures().filter(|_| config.cadvisor_port != 0) {
-            let listener = listen(&settings.address, config.cadvisor_port).await?;
+            let listener = listen(&settings.address, config.cadvisor_port)?;
             let router = limits::limited(figures::cadvisor_routes(figures));
             ports.push(Port { listener, tls: None, router });
         }
         if settings.healthz_port != 0 {
-            let listener = listen(&settings.healthz_bind_address, settings.healthz_port).await?;
+            let listener = listen(&settings.healthz_bind_address, settings.healthz_port)?;
             let router = limits::limited(health::routes(host));
             ports.push(Port { listener, tls: None, router });
         }
@@ -186,13 +187,12 @@ pub async fn serve_plain(listener: TcpListener, router: Router) {
     listen::serve(listener, None, limits::limited(router), Arc::default()).await;
 }
 
-async fn listen(ip: &str, port: i32) -> Result<TcpListener, ServerError> {
+fn listen(ip: &str, port: i32) -> Result<TcpListener, ServerError> {
     let ip: IpAddr = ip.parse().map_err(|_| ServerError::Address(ip.to_owned()))?;
     let port = u16::try_from(port).unwrap_or_default();
     let address = SocketAddr::new(ip, port);
-    let listener = TcpListener::bind(address)
-        .await
-        .map_err(|source| ServerError::Listen { address, source })?;
+    let listener =
+        connections::listen(address).map_err(|source| ServerError::Listen { address, source })?;
     info!(%address, "listening");
     Ok(listener)
 }

@@ -22,7 +22,7 @@ const REQUESTS: (u64, u64) = (256, 256);
 const STREAMS: (u64, u64) = (4096, 4096);
 
 /// The budgets of a port.
-pub(super) struct RequestLimits {
+struct RequestLimits {
     requests: Arc<Budget>,
     streams: Arc<Budget>,
 }

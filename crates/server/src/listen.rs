@@ -1,7 +1,7 @@
 //! Connections: accepted up to a bound, with limits on what a peer can make us hold or wait for.
 
 use std::convert::Infallible;
-use std::future::pending;
+use std::future::{pending, ready};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -11,14 +11,15 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{Request, StatusCode};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
+use futures::future::Either;
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use longshore_base::connections::{
     Connection, ConnectionLimiter, Counted, FIRST_REQUEST_TIMEOUT, Limits, MAX_ERROR_STREAMS,
-    MAX_RESET_STREAMS, RECEIVE_WINDOW,
+    MAX_RESET_STREAMS, MAX_STREAMS, RECEIVE_WINDOW,
 };
 use longshore_base::panics;
 use longshore_base::time::later;
@@ -34,10 +35,9 @@ use tracing::debug;
 
 use super::audit::Audit;
 use super::auth::{Certified, Peer};
+use super::limits;
 use super::tls::Tls;
 
-/// Requests at one time on one connection.
-const STREAMS: u32 = 100;
 /// The longest head of a request.
 const HEAD: usize = 64 * 1024;
 /// How long a connection may be without a request after that.
@@ -68,11 +68,11 @@ pub(super) async fn serve(
             }
         };
         let (tls, router, audit) = (tls.clone(), router.clone(), Arc::clone(&audit));
-        let (place, evicted) = limiter.accept(address.ip());
+        let (place, closed) = limiter.accept(address.ip());
         tokio::spawn(async move {
             tokio::select! {
                 () = connection(socket, address, place, tls, router, &audit) => {}
-                () = evicted => audit.broken(address, "too many unauthorized connections"),
+                reason = closed => audit.broken(address, &reason.to_string()),
             }
         });
     }
@@ -133,20 +133,23 @@ async fn http<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let aborts = peer.aborts.clone();
     let peer = Arc::new(peer);
     let service = service_fn(move |request: Request<Incoming>| {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(Arc::clone(&peer));
         let running = Running::begin(&peer.pace);
         let is_upgrade = streams::is_upgrade(request.headers());
-        let answer = contained(router.clone().oneshot(request));
-        let peer = Arc::clone(&peer);
+        let unadmitted = peer.connection.as_ref().map(|connection| connection.receive());
+        let answer = match unadmitted {
+            // the connection is being closed
+            Some(None) => Either::Left(ready(limits::too_many().into_response())),
+            _ => Either::Right(contained(router.clone().oneshot(request))),
+        };
         async move {
             let mut answer = answer.await;
             streams::end_refused(is_upgrade, &mut answer);
             let is_refused = answer.status().is_client_error() || answer.status().is_server_error();
-            let refused = if is_refused { peer.refuse() } else { None };
+            let refused = unadmitted.filter(|_| is_refused);
             Ok::<_, Infallible>(answer.map(|body| Tracked::new(body, (running, refused))))
         }
     });
@@ -156,7 +159,7 @@ where
     builder
         .http2()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS)
+        .max_concurrent_streams(MAX_STREAMS)
         .max_pending_accept_reset_streams(MAX_RESET_STREAMS)
         .max_local_error_reset_streams(MAX_ERROR_STREAMS)
         .initial_stream_window_size(RECEIVE_WINDOW)
@@ -169,7 +172,6 @@ where
     tokio::select! {
         ended = connection.as_mut() => return ended.map_err(|error| chain(error.as_ref())),
         () = over(watched) => {}
-        () = aborts.cancelled() => return Err("it does not read its answers".to_owned()),
     }
     connection.as_mut().graceful_shutdown();
     // what is still unsaid then is half a head, or an answer that nobody takes

@@ -23,6 +23,9 @@ const SYSTEM_REQUESTS: u64 = 4096;
 const BODIES: (u64, u64) = (12 << 20, 4 << 20);
 /// Answers that are being made or sent, in bytes, without the small ones.
 const ANSWERS: (u64, u64) = (256 << 20, 128 << 20);
+/// How many requests of one kind of callers are looked at at a time. Hardly any of it waits; a few more
+/// than there are threads are for what has to be read from the store.
+const ADMISSIONS: usize = 32;
 /// Watches, logs and other requests that last.
 const LONG_RUNNING: (u64, u64) = (16 << 10, 16 << 10);
 
@@ -44,7 +47,9 @@ pub(super) struct Limits {
     reading: Arc<Budget>,
     mutating: Arc<Budget>,
     long_running: Arc<Budget>,
-    /// Turns at large work: of everybody, and of the system.
+    /// Turns at being looked at: who sends a request, and whether they may. Of everybody, and of the system.
+    admission: [Arc<Turns>; 2],
+    /// Turns at large work, likewise.
     large_work: [Arc<Turns>; 2],
 }
 
@@ -56,14 +61,15 @@ impl Limits {
             most => Budget::new(most.into(), SYSTEM_REQUESTS),
         };
         let budget = |(ordinary, reserved)| Budget::new(ordinary, reserved);
-        let turns = || Turns::new(work::AT_A_TIME);
+        let turns = |count| [Turns::new(count), Turns::new(count)];
         Limits {
             bodies: budget(BODIES),
             answers: budget(ANSWERS),
             reading: requests(most.reading),
             mutating: requests(most.mutating),
             long_running: budget(LONG_RUNNING),
-            large_work: [turns(), turns()],
+            admission: turns(ADMISSIONS),
+            large_work: turns(work::AT_A_TIME),
         }
     }
 
@@ -98,11 +104,19 @@ impl Limits {
 
     /// A turn at work that is large, or may be: lists of any size, and bodies of many bytes.
     pub(super) async fn turn(&self, holder: &Holder) -> Turn {
-        let [ordinary, system] = &self.large_work;
-        match holder.priority() {
-            Priority::Ordinary => ordinary.take(holder).await,
-            Priority::System => system.take(holder).await,
-        }
+        turn(&self.large_work, holder).await
+    }
+
+    /// A turn at being looked at, so that nobody waits for all of what another one sends at once.
+    pub(super) async fn admission_turn(&self, holder: &Holder) -> Turn {
+        turn(&self.admission, holder).await
+    }
+}
+
+async fn turn([ordinary, system]: &[Arc<Turns>; 2], holder: &Holder) -> Turn {
+    match holder.priority() {
+        Priority::Ordinary => ordinary.take(holder).await,
+        Priority::System => system.take(holder).await,
     }
 }
 

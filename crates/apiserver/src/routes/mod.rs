@@ -27,7 +27,8 @@ use std::time::{Duration, Instant};
 use hyper::body::Incoming;
 use hyper::http::request::Parts;
 use hyper::{Request, header};
-use longshore_base::budget::Holder;
+use longshore_base::budget::{Holder, Share};
+use longshore_base::connections::Unadmitted;
 use longshore_base::panics;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -45,7 +46,7 @@ use crate::facts::{self, Resource, Subresource};
 use crate::gates::FeatureGates;
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
-use crate::server::Peer;
+use crate::server::{Held, Peer};
 use crate::status::StatusError;
 use crate::table::IncludeObject;
 
@@ -60,6 +61,22 @@ pub(crate) struct Router {
     metrics: Metrics,
     stop: CancellationToken,
     limits: Limits,
+}
+
+/// A caller who may do what he asks for.
+struct Caller {
+    user: User,
+    /// The user as a holder of what is limited.
+    holder: Holder,
+    /// `None` for what is no resource.
+    route: Option<Route>,
+}
+
+/// A request that is to be carried out.
+struct Admitted {
+    caller: Caller,
+    /// Its place among those that are being answered.
+    place: Share,
 }
 
 /// A request whose caller is known and allowed.
@@ -98,29 +115,49 @@ impl Router {
         }
     }
 
-    /// Every request gets an answer; a refusal is a `Status` object.
-    pub(crate) async fn handle(&self, peer: &Peer, request: Request<Incoming>) -> Answer {
+    /// Every request gets an answer; a refusal is a `Status` object. Without `unadmitted` there are too
+    /// many requests of the peer, and the connection is being closed.
+    pub(crate) async fn handle(
+        &self,
+        peer: &Peer,
+        request: Request<Incoming>,
+        unadmitted: Option<Unadmitted>,
+    ) -> Answer {
+        let Some(unadmitted) = unadmitted else {
+            return respond::refusal(&limits::too_many());
+        };
         let began = Instant::now();
-        let (head, body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
         let (method, uri) = (head.method.clone(), head.uri.clone());
-        let line = RequestLine::parse(&method, &uri);
         let mut body = Some(body);
-        let answer = match &line {
-            Ok(line) => contained(self.answer(peer, line, head, &mut body)).await,
+        let line = RequestLine::parse(&method, &uri);
+        let admitted = match &line {
+            Ok(line) => {
+                // Many requests may wait here: they are small until they are admitted.
+                let _turn = self.limits.admission_turn(peer.holder()).await;
+                contained(self.admit(peer, line, &mut head)).await.map(|admitted| (line, admitted))
+            }
             Err(error) => Err(error.clone()),
         };
-        let answer = match answer {
+        let (answer, held) = match admitted {
+            Ok((line, admitted)) => {
+                drop(unadmitted);
+                let Admitted { caller, place } = admitted;
+                let answer = contained(self.answer(caller, line, head, &mut body)).await;
+                (answer, Held::Admitted(place))
+            }
+            Err(error) => (Err(error), Held::Refused(unadmitted)),
+        };
+        let mut answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                let share = peer.refuse();
-                if let (Some(body), true) = (body, share.is_some()) {
+                if let Some(body) = body {
                     drain(body).await;
                 }
-                let mut answer = respond::refusal(&error);
-                answer.body_mut().hold(share);
-                answer
+                respond::refusal(&error)
             }
         };
+        answer.body_mut().hold(held);
         if let Ok(line) = &line {
             self.metrics.count(line, answer.status());
         }
@@ -131,13 +168,11 @@ impl Router {
     /// The body stays where it is when the request is refused before anybody reads it.
     async fn answer(
         &self,
-        peer: &Peer,
+        Caller { user, holder, route }: Caller,
         line: &RequestLine,
-        mut head: Parts,
+        head: Parts,
         body: &mut Option<Incoming>,
     ) -> Result {
-        let (user, holder, route) = self.admit(peer, line, &mut head).await?;
-        let place = self.limits.admit(&holder, line)?;
         let answer = match (&line.resource, route) {
             (Some(path), Some(route)) => {
                 let call = Call {
@@ -155,18 +190,11 @@ impl Router {
             }
             _ => timeout(REQUEST_TIMEOUT, self.system(line, &head.headers)).await,
         };
-        let mut answer = self.limits.count(&holder, line.verb, answer.map_err(|_| too_long())??)?;
-        answer.body_mut().hold(Some(place));
-        Ok(answer)
+        self.limits.count(&holder, line.verb, answer.map_err(|_| too_long())??)
     }
 
     /// Who asks, for something that is served, and may. The connection is authorized with the request.
-    async fn admit(
-        &self,
-        peer: &Peer,
-        line: &RequestLine,
-        head: &mut Parts,
-    ) -> Result<(User, Holder, Option<Route>)> {
+    async fn admit(&self, peer: &Peer, line: &RequestLine, head: &mut Parts) -> Result<Admitted> {
         let caller = self.authenticator.caller(&peer.verdict, &mut head.headers).await;
         if caller.as_ref().map_or_else(|error| error.code == 401, User::is_anonymous) {
             peer.unauthenticated();
@@ -179,7 +207,8 @@ impl Router {
         if !user.is_anonymous() && !peer.authorize(&holder) {
             return Err(limits::too_many());
         }
-        Ok((user, holder, route))
+        let place = self.limits.admit(&holder, line)?;
+        Ok(Admitted { caller: Caller { user, holder, route }, place })
     }
 
     async fn authorize(&self, user: &User, verb: &str, line: &RequestLine) -> Result<()> {
@@ -246,7 +275,7 @@ impl Router {
 
 /// A panic ends its request, and nothing else. The request is put on the heap, and is gone from there
 /// when it has its answer: a connection holds the little that is left until the answer is sent.
-fn contained(request: impl Future<Output = Result>) -> impl Future<Output = Result> {
+fn contained<T>(request: impl Future<Output = Result<T>>) -> impl Future<Output = Result<T>> {
     let request = panics::contain(request);
     async {
         request.await.unwrap_or_else(|_| {

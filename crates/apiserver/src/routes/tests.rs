@@ -125,11 +125,12 @@ fn what_a_node_is_asked_is_left_as_it_is() {
 // Finding 2: a panic in one request ended the daemon.
 #[tokio::test]
 async fn a_panic_ends_its_request_alone() {
-    let panics = async { if true { panic!("of this request") } else { Err(super::too_long()) } };
+    let panics =
+        async { if true { panic!("of this request") } else { Err::<(), _>(super::too_long()) } };
     let error = super::contained(panics).await.err().unwrap();
     assert_eq!((error.code, error.reason), (500, "InternalError"));
     assert!(!error.message.contains("of this request"), "{error}");
-    let fine = super::contained(async { Err(super::too_long()) }).await;
+    let fine = super::contained(async { Err::<(), _>(super::too_long()) }).await;
     assert_eq!(fine.err().unwrap().code, 504);
 }
 

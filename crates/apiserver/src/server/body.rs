@@ -10,6 +10,7 @@ use bytes::Bytes;
 use futures::Stream;
 use hyper::body::{Frame, SizeHint};
 use longshore_base::budget::Share;
+use longshore_base::connections::Unadmitted;
 use longshore_base::panics;
 
 use crate::work::LARGE;
@@ -28,12 +29,21 @@ enum Content {
     Stream(Pin<Box<dyn Stream<Item = Result<Bytes, BoxError>> + Send>>),
 }
 
+/// What a request is counted with until its answer is sent; held to be dropped.
+#[expect(dead_code, reason = "held until it is dropped")]
+pub(crate) enum Held {
+    /// Its place among those being answered.
+    Admitted(Share),
+    /// It was refused.
+    Refused(Unadmitted),
+}
+
 /// An answer's body. While it exists, its connection is in use.
 pub(crate) struct Body {
     content: Content,
     memory: Option<Arc<Memory>>,
     /// What is given back when the answer is sent.
-    _held: (Option<Share>, Option<Arc<()>>),
+    _held: (Option<Held>, Option<Arc<()>>),
 }
 
 impl Body {
@@ -61,9 +71,9 @@ impl Body {
         self.memory.as_ref()
     }
 
-    /// Holds the place of its request among those being answered.
-    pub(crate) fn hold(&mut self, request: Option<Share>) {
-        self._held.0 = request;
+    /// Holds what its request is counted with.
+    pub(crate) fn hold(&mut self, request: Held) {
+        self._held.0 = Some(request);
     }
 
     pub(super) fn holding(mut self, activity: Arc<()>) -> Body {

@@ -8,16 +8,15 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use longshore_base::budget::{Holder, Share};
+use longshore_base::budget::Holder;
 use longshore_base::connections::{
     Connection, ConnectionLimiter, Counted, FIRST_REQUEST_TIMEOUT, Limits, MAX_ERROR_STREAMS,
-    MAX_RESET_STREAMS, RECEIVE_WINDOW,
+    MAX_RESET_STREAMS, MAX_STREAMS, RECEIVE_WINDOW,
 };
 use longshore_base::time::after;
 use longshore_streams as streams;
@@ -29,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use body::LargeAnswers;
-pub(crate) use body::{Body, BoxError, Memory};
+pub(crate) use body::{Body, BoxError, Held, Memory};
 pub(crate) use tls::{Tls, load, provider};
 
 use crate::routes::Router;
@@ -42,7 +41,6 @@ const IDLE_CHECK: Duration = Duration::from_secs(30);
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// One that does not give it is asked again this often.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-const MAX_STREAMS: u32 = 250;
 /// How much of an answer one stream buffers.
 const STREAM_SEND_BUFFER: usize = 64 << 10;
 /// How much encrypted text waits for a client that reads slowly.
@@ -61,9 +59,6 @@ pub(crate) struct Peer {
     is_http2: bool,
     /// It is to end with the answers that are under way.
     closes: CancellationToken,
-    /// It is to end at once.
-    aborts: CancellationToken,
-    requests: AtomicU64,
     large_answers: LargeAnswers,
 }
 
@@ -77,14 +72,9 @@ impl Peer {
         authorized
     }
 
-    /// A request is refused: to be held until the answer is sent. `None`: the client reads no answers,
-    /// and loses its connection.
-    pub(crate) fn refuse(&self) -> Option<Share> {
-        let share = self.connection.refuse();
-        if share.is_none() {
-            self.aborts.cancel();
-        }
-        share
+    /// Who its requests are counted for before it is known who sends them.
+    pub(crate) fn holder(&self) -> &Holder {
+        self.connection.holder()
     }
 
     /// A request came without credentials. HTTP/2 makes requests cheap for a client and dear for us:
@@ -113,11 +103,11 @@ pub(crate) async fn serve(
             accepted = accept(&listener) => accepted,
         };
         let (tls, router, stop, abort) = (tls.clone(), router.clone(), stop.clone(), abort.clone());
-        let (place, evicted) = limiter.accept(address.ip());
+        let (place, closed) = limiter.accept(address.ip());
         connections.spawn(async move {
             tokio::select! {
                 () = abort.cancelled() => {}
-                () = evicted => tracing::debug!(%address, "closed in favor of a newer connection"),
+                reason = closed => tracing::debug!(%address, %reason, "closed"),
                 () = connection(stream, place, tls, router, stop) => {}
             }
         });
@@ -179,8 +169,6 @@ async fn connection(
         connection: place,
         is_http2,
         closes: stop.child_token(),
-        aborts: CancellationToken::new(),
-        requests: AtomicU64::new(0),
         large_answers: LargeAnswers::default(),
     });
     // Every request under way, and every answer that is still being sent, holds a clone.
@@ -188,9 +176,10 @@ async fn connection(
     let service = service_fn(|request| {
         let (router, peer, activity) = (router.clone(), peer.clone(), activity.clone());
         let is_upgrade = streams::is_upgrade(request.headers());
-        peer.requests.fetch_add(1, Ordering::Relaxed);
+        // Before it has a task: a connection has many requests read before the first is looked at.
+        let unadmitted = peer.connection.receive();
         async move {
-            let mut response = router.handle(&peer, request).await;
+            let mut response = router.handle(&peer, request, unadmitted).await;
             streams::end_refused(is_upgrade, &mut response);
             peer.large_answers.add(response.body());
             Ok::<_, Infallible>(response.map(|body| body.holding(activity)))
@@ -210,9 +199,6 @@ async fn connection(
                 }
                 return;
             }
-            () = peer.aborts.cancelled() => {
-                return tracing::info!("a client does not take its answers");
-            }
             () = peer.closes.cancelled(), if !is_closing => {
                 is_closing = true;
                 connection.as_mut().graceful_shutdown();
@@ -222,7 +208,7 @@ async fn connection(
                     return tracing::info!("a client does not take its answer");
                 }
                 let is_authorized = peer.connection.is_authorized();
-                let requests = peer.requests.load(Ordering::Relaxed);
+                let requests = peer.connection.requests();
                 let idle = idle.time(requests, Arc::strong_count(&activity) > 1);
                 let (most, period) = match is_authorized {
                     true => (IDLE_TIMEOUT, IDLE_CHECK),

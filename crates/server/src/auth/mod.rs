@@ -22,12 +22,11 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::api::{Api, PostParams};
 use kube::{Client, Error as KubeError};
-use longshore_base::budget::{Budget, Holder, Priority, Share};
+use longshore_base::budget::{Budget, Holder, Priority};
 use longshore_base::connections::Connection;
 use longshore_config::Config;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{Semaphore, watch};
-use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use self::cache::Cache;
@@ -96,21 +95,9 @@ pub(super) struct Peer {
     pub(super) connection: Option<Arc<Connection>>,
     /// What it does.
     pub(super) pace: watch::Sender<Pace>,
-    /// It is to end at once.
-    pub(super) aborts: CancellationToken,
 }
 
 impl Peer {
-    /// A request is refused: to be held until the answer is sent. A client that reads no answers loses
-    /// its connection.
-    pub(super) fn refuse(&self) -> Option<Share> {
-        let share = self.connection.as_ref()?.refuse();
-        if share.is_none() {
-            self.aborts.cancel();
-        }
-        share
-    }
-
     /// A request of this user is authorized, and so is the connection; `false`: there are too many.
     fn authorize(&self, user: &User) -> bool {
         self.connection.as_ref().is_none_or(|connection| connection.authorize(&user.holder()))
