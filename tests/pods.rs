@@ -84,15 +84,23 @@ async fn a_pod_that_is_not_taken_in_fails_and_starts_nothing() {
 #[tokio::test]
 async fn a_rule_has_all_containers_start_afresh() {
     let cluster = Cluster::start().await;
-    let once = format!("[ -e /v/seen ] || {{ touch /v/seen; exit 42; }}; {FOREVER}");
+    // once both run: one that had yet to start would have its first start afterwards
+    let once = format!(
+        "[ -e /v/seen ] || {{ until [ -e /v/b ]; do sleep 0.1; done; touch /v/seen; exit 42; }}; {FOREVER}"
+    );
     let mut spec = json!({
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 1,
         "volumes": [{"name": "v", "emptyDir": {}}],
         "initContainers": [container("i", "exit 0")],
-        "containers": [container("a", &once), container("b", FOREVER)],
+        "containers": [
+            container("a", &once),
+            container("b", &format!("touch /v/b; {FOREVER}")),
+        ],
     });
-    spec["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+    for index in 0..2 {
+        spec["containers"][index]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+    }
     spec["containers"][0]["restartPolicy"] = json!("Never");
     spec["containers"][0]["restartPolicyRules"] = json!([{
         "action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]},
