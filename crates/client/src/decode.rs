@@ -32,6 +32,10 @@ use tracing::warn;
 const MAX_REPAIRS: usize = 16;
 /// The last second that a timestamp can hold.
 const LAST_TIME: &str = "9999-12-30T22:00:00Z";
+/// The one field that has to be there for k8s-openapi, and not for the API: of conditions.
+const REQUIRED_TIME: &str = "lastTransitionTime";
+/// What Go has for a time that is absent.
+const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
 /// The longest reason that is kept, in bytes.
 const MAX_REASON: usize = 512;
 /// How often the same object is reported.
@@ -243,10 +247,12 @@ struct Fault {
     reason: String,
 }
 
-/// The object, with times that cannot be represented replaced by the last one that can.
+/// The object, without its nulls, which are as good as absent in Go, and with times that are missing or
+/// cannot be represented replaced.
 fn repaired<K: DeserializeOwned>(text: &str) -> Result<K, Fault> {
     let mut value: Value = serde_json::from_str(text)
         .map_err(|error| Fault { path: ".".to_owned(), reason: error.to_string() })?;
+    remove_nulls(&mut value);
     let mut repairs = 0;
     loop {
         let error = match serde_path_to_error::deserialize(&value) {
@@ -258,11 +264,31 @@ fn repaired<K: DeserializeOwned>(text: &str) -> Result<K, Fault> {
             Some(Value::String(time)) if repairs <= MAX_REPAIRS && is_past_last_time(time) => {
                 LAST_TIME.clone_into(time);
             }
+            Some(Value::Object(members)) if repairs <= MAX_REPAIRS && lacks_time(&error) => {
+                members.insert(REQUIRED_TIME.to_owned(), ZERO_TIME.into());
+            }
             _ => {
                 let path = error.path().to_string();
                 return Err(Fault { path, reason: error.into_inner().to_string() });
             }
         }
+    }
+}
+
+/// Whether a required time is missing at the path of the error.
+fn lacks_time(error: &serde_path_to_error::Error<serde_json::Error>) -> bool {
+    error.inner().to_string().starts_with(&format!("missing field `{REQUIRED_TIME}`"))
+}
+
+/// Removes the members of objects that are null.
+fn remove_nulls(value: &mut Value) {
+    match value {
+        Value::Object(members) => {
+            members.retain(|_, member| !member.is_null());
+            members.values_mut().for_each(remove_nulls);
+        }
+        Value::Array(items) => items.iter_mut().for_each(remove_nulls),
+        _ => {}
     }
 }
 
@@ -420,6 +446,20 @@ mod tests {
             let text = with("deletionTimestamp", &json!(time).to_string());
             assert!(decode::<Service>(&text).read().is_err(), "{time}");
         }
+    }
+
+    /// The apiserver takes a condition without a time, and gives it as null.
+    #[test]
+    fn a_null_is_as_good_as_absent() {
+        let text = json!({"metadata": {"name": "s", "labels": null},
+        "spec": {"ports": [{"port": 80, "name": null}], "selector": {"a": null}},
+        "status": {"conditions": [
+            {"type": "T", "status": "True", "reason": null, "lastTransitionTime": null},
+        ]}});
+        let service = decode::<Service>(&text.to_string()).read().unwrap();
+        let conditions = service.status.unwrap().conditions.unwrap();
+        assert_eq!((conditions[0].type_.as_str(), conditions[0].reason.as_str()), ("T", ""));
+        assert_eq!(service.spec.unwrap().ports.unwrap()[0].port, 80);
     }
 
     #[test]
