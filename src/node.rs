@@ -32,7 +32,7 @@ use longshore_runtime::handlers::Handlers;
 use longshore_runtime::probes::Probes;
 use longshore_runtime::services::Services;
 use longshore_runtime::{Parts, PodRuntime, Settings};
-use longshore_server::{Figures, Host, NodeMetrics, Server};
+use longshore_server::{Host, NodeMetrics, Server, StatsEndpoints};
 use longshore_volumes::plugins::{CsiNode, Drivers};
 use longshore_volumes::{Volumes, plugins};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -60,7 +60,7 @@ use crate::status::StatusWriter;
 use crate::systemd::{self, Watchdog};
 use crate::terminator::PodTerminator;
 use crate::view::View;
-use crate::worker::{self, Places, Pool, Tools};
+use crate::worker::{self, Pool, StartupLimiter, WorkerContext};
 use crate::{allocation, eviction};
 
 /// How long the apiserver may take to begin an answer.
@@ -285,7 +285,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             metrics: gc::Metrics::new(registry),
         },
     );
-    let tools = Arc::new(Tools {
+    let context = Arc::new(WorkerContext {
         allocation: allocation.clone(),
         runtime: pods,
         observer: observer.clone(),
@@ -298,15 +298,20 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         runtime_name: runtime_name(&runtime).await,
         max_restart_delay: max_restart_delay(&config),
         gates: pod_gates(&config),
-        places: Places::default(),
+        startup_limiter: StartupLimiter::default(),
         garbage: collectors.containers.clone(),
         admission,
         metrics: worker::Metrics::new(registry),
     });
-    let pool = Pool::new(tools, desired.clone(), terminator);
+    let pool = Pool::new(context, desired.clone(), terminator);
     if !once {
-        let figures =
-            Figures::new(&config, stats.clone(), desired.clone(), volumes.clone(), runtime.clone());
+        let figures = StatsEndpoints::new(
+            &config,
+            stats.clone(),
+            desired.clone(),
+            volumes.clone(),
+            runtime.clone(),
+        );
         let eviction = eviction::Parts {
             stats,
             desired: desired.clone(),

@@ -11,7 +11,7 @@ use longshore_pod::observed::ObservedPod;
 use longshore_pod::spec;
 use longshore_podstate::desired::Desired;
 use longshore_podstate::observe::Observer;
-use longshore_server::{Figures, Host, NodeMetrics};
+use longshore_server::{Host, NodeMetrics, StatsEndpoints};
 use tokio::sync::watch;
 
 use crate::status::StatusWriter;
@@ -26,7 +26,7 @@ pub struct View {
     observer: Observer,
     pulse: watch::Receiver<Instant>,
     metrics: NodeMetrics,
-    figures: Figures,
+    figures: StatsEndpoints,
 }
 
 impl View {
@@ -37,7 +37,7 @@ impl View {
         observer: Observer,
         pulse: watch::Receiver<Instant>,
         metrics: NodeMetrics,
-        figures: Figures,
+        figures: StatsEndpoints,
     ) -> Self {
         Self { desired, status, observer, pulse, metrics, figures }
     }
@@ -97,7 +97,7 @@ impl Host for View {
             false => Err(format!("the pod workers' loop has not turned for {} s", age.as_secs())),
         }
     }
-    fn figures(&self) -> Option<Figures> {
+    fn figures(&self) -> Option<StatsEndpoints> {
         Some(self.figures.clone())
     }
 }

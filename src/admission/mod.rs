@@ -1,5 +1,5 @@
 //! The one place that decides whether the node takes a pod in. Decisions are made one after the
-//! other and cost no I/O; who is taken in holds a [`Seat`] until nothing of it runs any more, and
+//! other and cost no I/O; who is taken in holds a [`Reservation`] until nothing of it runs any more, and
 //! a critical pod gets the seats of others, whose workers are asked to end them. Workers ask
 //! before they do anything for a pod; a pod that was taken in before is only entered.
 //!
@@ -7,7 +7,7 @@
 
 mod abilities;
 mod metrics;
-mod seat;
+mod reservation;
 #[cfg(test)]
 mod tests;
 
@@ -21,7 +21,7 @@ use longshore_base::time;
 use longshore_client::events::PodEventRecorder;
 use longshore_client::{Item, object};
 use longshore_pod::admission::{
-    self as rules, Abilities, Decision, Ledger, NodePressure, NodeView, Terms, Ticket,
+    self as rules, Abilities, AdmissionContext, Decision, Ledger, NodePressure, NodeView, Ticket,
 };
 use longshore_pod::spec;
 use longshore_pod::status::Verdict;
@@ -31,7 +31,7 @@ use tokio::time::timeout;
 use tracing::{debug, info};
 
 pub use abilities::abilities;
-pub use seat::{Seat, Way};
+pub use reservation::{PreemptionWait, Reservation};
 
 use crate::terminator::{PodTerminator, Termination};
 
@@ -132,15 +132,15 @@ impl Admission {
     }
 
     /// Decide about a new pod. Who is taken in holds a seat from now on, and has to wait for
-    /// [`Seat::way`] to be clear before it uses it.
-    pub fn admit(&self, pod: &Pod) -> Result<Seat, Refusal> {
+    /// [`Reservation::way`] to be clear before it uses it.
+    pub fn admit(&self, pod: &Pod) -> Result<Reservation, Refusal> {
         let told = self.told();
         self.admit_to(pod, told.as_deref().unwrap_or(&self.shared.sources.own))
     }
 
     /// Decide once more about a pod that only labels keep out, by the labels of this moment: who
     /// has set them may have been faster than our watch of the node. Counts the refusal.
-    pub async fn admit_anew(&self, pod: &Pod, refusal: Refusal) -> Result<Seat, Verdict> {
+    pub async fn admit_anew(&self, pod: &Pod, refusal: Refusal) -> Result<Reservation, Verdict> {
         let outcome = match &self.shared.sources.told {
             Some(Told { api, .. }) if refusal.by_labels => {
                 let name = self.shared.sources.own.metadata.name.as_deref().unwrap_or_default();
@@ -161,10 +161,10 @@ impl Admission {
     }
 
     /// Enter a pod that has been taken in before, whatever the node would say now.
-    pub fn keep(&self, pod: &Pod) -> Seat {
+    pub fn keep(&self, pod: &Pod) -> Reservation {
         self.shared.sources.managers.adopt(pod);
         let ticket = self.state().enter(pod);
-        Seat::new(self.shared.clone(), ticket, None)
+        Reservation::new(self.shared.clone(), ticket, None)
     }
 
     /// Whether the pod with that UID, which was taken in, may have what its spec requests now. It is
@@ -182,7 +182,7 @@ impl Admission {
         };
         let node = NodeView::new(told.as_deref().unwrap_or(own), own);
         let verdict = rules::refuses_resize(pod, &self.terms(&node, &state.ledger));
-        let seat = if verdict.is_none() { rules::Seat::resized(pod) } else { before };
+        let seat = if verdict.is_none() { rules::Reservation::resized(pod) } else { before };
         state.ledger.put(ticket, seat);
         drop(state);
         match verdict {
@@ -208,13 +208,13 @@ impl Admission {
         self.shared.sources.told.as_ref().and_then(|told| told.node.borrow().clone())
     }
 
-    fn terms<'a>(&'a self, node: &'a NodeView<'a>, ledger: &'a Ledger) -> Terms<'a> {
+    fn terms<'a>(&'a self, node: &'a NodeView<'a>, ledger: &'a Ledger) -> AdmissionContext<'a> {
         let sources = &self.shared.sources;
         let pressure = *sources.pressure.borrow();
-        Terms { abilities: &sources.abilities, node, ledger, pressure }
+        AdmissionContext { abilities: &sources.abilities, node, ledger, pressure }
     }
 
-    fn admit_to(&self, pod: &Pod, node: &Node) -> Result<Seat, Refusal> {
+    fn admit_to(&self, pod: &Pod, node: &Node) -> Result<Reservation, Refusal> {
         let node = NodeView::new(node, &self.shared.sources.own);
         let mut state = self.state();
         let managers = |pod: &Pod| self.shared.sources.managers.admit(pod);
@@ -229,13 +229,13 @@ impl Admission {
             let count = state.counts.preemptions.entry(lacking.unwrap_or_default()).or_default();
             *count = count.saturating_add(u64::try_from(victims.len()).unwrap_or(u64::MAX));
         }
-        let way = waits.then(|| Way::new(&self.shared, &state));
+        let way = waits.then(|| PreemptionWait::new(&self.shared, &state));
         let ticket = state.enter(pod);
         drop(state);
         for victim in victims {
             self.preempt(&victim, pod);
         }
-        Ok(Seat::new(self.shared.clone(), ticket, way))
+        Ok(Reservation::new(self.shared.clone(), ticket, way))
     }
 
     fn preempt(&self, victim: &Known, preemptor: &Pod) {
@@ -267,7 +267,7 @@ impl Shared {
 
 impl State {
     fn enter(&mut self, pod: &Pod) -> Ticket {
-        let ticket = self.ledger.enter(rules::Seat::new(pod));
+        let ticket = self.ledger.enter(rules::Reservation::new(pod));
         self.pods.insert(ticket, Known::new(pod));
         ticket
     }

@@ -50,7 +50,7 @@ fn pod_of(value: Value) -> Pod {
     serde_json::from_value(value).unwrap()
 }
 
-fn reason(outcome: Result<Seat, Refusal>) -> Option<String> {
+fn reason(outcome: Result<Reservation, Refusal>) -> Option<String> {
     outcome.err().map(|refusal| refusal.verdict.reason)
 }
 

@@ -159,10 +159,10 @@ impl Allocation {
     }
 
     /// The pod as it may run: with what it was given, if that differs from what it asks for.
-    pub fn allotted(&self, pod: &Arc<Pod>) -> Arc<Pod> {
+    pub fn allocated(&self, pod: &Arc<Pod>) -> Arc<Pod> {
         let given = self.shared.allocated.get(spec::uid(pod));
-        let allotted = given.and_then(|given| resize::allotted(pod, &given, self.gates()));
-        allotted.map_or_else(|| pod.clone(), Arc::new)
+        let allocated = given.and_then(|given| resize::allocated(pod, &given, self.gates()));
+        allocated.map_or_else(|| pod.clone(), Arc::new)
     }
 
     /// What the pod's containers run with.
@@ -177,8 +177,8 @@ impl Allocation {
         if allocated.get(uid).is_none() {
             allocated.set(uid, PodResources::asked(pod_spec, self.gates()));
         }
-        let allotted = self.allotted(pod);
-        if let Some(given) = &allotted.spec {
+        let allocated = self.allocated(pod);
+        if let Some(given) = &allocated.spec {
             // What is not known to run with something else runs with what it was given.
             let mut all = PodResources::in_force(given, self.gates());
             let known = self.actuated(uid);
@@ -189,7 +189,7 @@ impl Allocation {
             }
         }
         let mut state = self.state();
-        if !Arc::ptr_eq(&allotted, pod) {
+        if !Arc::ptr_eq(&allocated, pod) {
             state.decision(uid).send_modify(|decision| decision.pending = pending_of(pod));
         }
         self.look_at(&mut state, pod, Trigger::Added);
@@ -206,7 +206,7 @@ impl Allocation {
     fn look_at(&self, state: &mut State, pod: &Arc<Pod>, trigger: Trigger) {
         let uid = spec::uid(pod);
         state.queue.retain(|(waiting, _)| waiting != uid);
-        if Arc::ptr_eq(&self.allotted(pod), pod) {
+        if Arc::ptr_eq(&self.allocated(pod), pod) {
             // Taken back, if there was anything to wait for.
             state.decision(uid).send_if_modified(|decision| decision.pending.take().is_some());
             return;
@@ -280,7 +280,7 @@ impl Allocation {
         let mut waiting: Vec<(Rank, Arc<Pod>, Timestamp)> = waiting
             .filter_map(|(uid, since)| {
                 let pod = desired.pod(&uid)?;
-                Some((Rank::new(&pod, &self.allotted(&pod), Some(since)), pod, since))
+                Some((Rank::new(&pod, &self.allocated(&pod), Some(since)), pod, since))
             })
             .collect();
         waiting.sort_by(|(a, ..), (b, ..)| a.cmp(b));
@@ -294,15 +294,15 @@ impl Allocation {
     /// Tells whether the pod is to wait.
     fn decide(&self, state: &mut State, pod: &Arc<Pod>, trigger: Trigger) -> bool {
         let (Some(pod_spec), uid) = (&pod.spec, spec::uid(pod)) else { return false };
-        let allotted = self.allotted(pod);
+        let allocated = self.allocated(pod);
         let generation = pod.metadata.generation;
         let decision = state.decision(uid);
         let refusal = match () {
-            () if Arc::ptr_eq(&allotted, pod) => {
+            () if Arc::ptr_eq(&allocated, pod) => {
                 decision.send_if_modified(|decision| decision.pending.take().is_some());
                 return false;
             }
-            () => resize::infeasible(pod, &allotted, self.shared.parts.rules)
+            () => resize::infeasible(pod, &allocated, self.shared.parts.rules)
                 .map(|why| {
                     self.shared.metrics.infeasible.with([why.detail()]).inc();
                     ("Infeasible".to_owned(), why.to_string())

@@ -13,9 +13,9 @@
 
 mod evictor;
 mod limits;
-mod look;
 mod metrics;
 mod relief;
+mod sampler;
 mod wake;
 
 use std::sync::Arc;
@@ -34,8 +34,8 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use self::evictor::Evictor;
-use self::look::Looker;
 use self::relief::{Lack, Outcome, Relief};
+use self::sampler::SignalSampler;
 use crate::terminator::PodTerminator;
 
 pub use self::metrics::Metrics;
@@ -71,7 +71,7 @@ impl Reclaim for () {
 
 /// What eviction works with.
 pub struct Parts {
-    /// Figures.
+    /// Statistics of the machine and its pods.
     pub stats: Stats,
     /// What should run.
     pub desired: Desired,
@@ -145,20 +145,20 @@ impl Guard<'_> {
         if settings.thresholds.is_empty() {
             return;
         }
-        let mut looker = Looker::new(self.stats.clone(), &settings.thresholds);
+        let mut sampler = SignalSampler::new(self.stats.clone(), &settings.thresholds);
         let mut tracker = Tracker::new(settings.thresholds.clone(), settings.transition);
         let mut layout = None;
         let mut attempt: Option<Attempt> = None;
         let mut rest_until = Instant::now();
         loop {
             let begun = Instant::now();
-            looker.look().await;
-            if layout != looker.layout() {
-                layout = looker.layout();
+            sampler.look().await;
+            if layout != sampler.layout() {
+                layout = sampler.layout();
                 let adapted = layout.map(|layout| layout.adapt(&settings.thresholds));
                 adapted.into_iter().for_each(|adapted| tracker.adapt(adapted));
             }
-            let observations = looker.observations();
+            let observations = sampler.observations();
             let finding = tracker.take(observations, Instant::now());
             self.tell(finding.pressure);
             if let Some(worst) = finding.due.first() {
@@ -172,7 +172,7 @@ impl Guard<'_> {
                     attempt = Some(Attempt { is_hard: worst.is_hard(), work: work.boxed() });
                 }
             }
-            let calm = looker.pause(tracker.thresholds(), WATCHFUL);
+            let calm = sampler.pause(tracker.thresholds(), WATCHFUL);
             let pause = finding.next.map_or(calm, |next| calm.min(next));
             let done = async {
                 match &mut attempt {

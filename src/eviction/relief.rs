@@ -14,7 +14,7 @@ use longshore_resources::stats::{Depth, Stats};
 use tracing::{debug, info, warn};
 
 use super::evictor::{AT_ONCE, Evictor, Sentence};
-use super::look::Looker;
+use super::sampler::SignalSampler;
 use super::{Metrics, Reclaim};
 
 /// How old what pods have on disk may be.
@@ -108,9 +108,9 @@ impl Relief {
 
     async fn is_enough(&self, tracker: &Tracker) -> bool {
         let thresholds: Vec<Threshold> = tracker.thresholds().copied().collect();
-        let mut looker = Looker::new(self.stats.clone(), &thresholds);
-        looker.look().await;
-        tracker.is_made_up_for(looker.observations())
+        let mut sampler = SignalSampler::new(self.stats.clone(), &thresholds);
+        sampler.look().await;
+        tracker.is_made_up_for(sampler.observations())
     }
 
     /// How long a pod may take for that threshold; `None`: as long as it allows itself.

@@ -14,17 +14,17 @@ use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::Tools;
-use super::place::Place;
+use super::WorkerContext;
+use super::startup_limiter::StartupSlot;
 use super::steps::{Failure, Outcome};
-use super::stop::{Farewell, stop};
+use super::stop::{StopRequest, stop};
 
 /// What every step works with.
 #[derive(Clone)]
-pub(super) struct Hands {
-    pub(super) tools: Arc<Tools>,
+pub(super) struct StepContext {
+    pub(super) context: Arc<WorkerContext>,
     pub(super) pod: Arc<Pod>,
-    pub(super) place: Arc<Place>,
+    pub(super) place: Arc<StartupSlot>,
 }
 
 /// When a new sandbox's pod gets its volumes.
@@ -50,7 +50,7 @@ pub(super) struct Beginning {
     pub(super) turn: Option<Arc<Mutex<()>>>,
 }
 
-impl Hands {
+impl StepContext {
     fn uid(&self) -> &str {
         spec::uid(&self.pod)
     }
@@ -58,11 +58,11 @@ impl Hands {
     /// Mount the volumes of a pod whose sandbox stands already: an earlier daemon's, which may have
     /// come to its end before it had cleared up.
     pub(super) async fn mount(self, recall: CancellationToken) -> Outcome {
-        self.tools.runtime.adopt(&self.pod).await;
+        self.context.runtime.adopt(&self.pod).await;
         match recall.run_until_cancelled(self.mounted()).await {
             None => Outcome::Recalled,
             Some(Ok(mounts)) => {
-                self.tools.garbage.tidy(self.uid()).await;
+                self.context.garbage.tidy(self.uid()).await;
                 Outcome::Mounted(mounts)
             }
             Some(Err(failure)) => Outcome::Failed(failure),
@@ -70,7 +70,7 @@ impl Hands {
     }
 
     async fn mounted(&self) -> Result<Arc<PodMounts>, Failure> {
-        let mounted = Box::pin(self.tools.volumes.mount(&self.pod)).await;
+        let mounted = Box::pin(self.context.volumes.mount(&self.pod)).await;
         let failed = |error: longshore_volumes::Error| Failure {
             reason: error.reason(),
             message: error.to_string(),
@@ -81,7 +81,7 @@ impl Hands {
 
     /// Write the data of the pod's volumes anew, as far as what changed is in them.
     pub(super) async fn refresh(self, changed: Changed, recall: CancellationToken) -> Outcome {
-        let refresh = self.tools.volumes.refresh(&self.pod, &changed);
+        let refresh = self.context.volumes.refresh(&self.pod, &changed);
         let (left, error) = match recall.run_until_cancelled(refresh).await {
             None => (changed, None),
             Some(Ok(())) => (Changed::default(), None),
@@ -114,9 +114,9 @@ impl Hands {
         recall: &CancellationToken,
     ) -> Result<Option<Arc<PodMounts>>, Failure> {
         for id in old {
-            self.tools.runtime.stop_sandbox(self.uid(), &id).await.map_err(killing)?;
+            self.context.runtime.stop_sandbox(self.uid(), &id).await.map_err(killing)?;
         }
-        self.tools.runtime.create_dirs(&self.pod).await.map_err(|error| {
+        self.context.runtime.create_dirs(&self.pod).await.map_err(|error| {
             Failure::new("Failed", format!("error making pod data directories: {error}"))
         })?;
         let mounting = recall.run_until_cancelled(self.mounted());
@@ -143,13 +143,13 @@ impl Hands {
         if recall.run_until_cancelled(self.place.take()).await.is_none() {
             return Ok(());
         }
-        let made = self.tools.runtime.create_sandbox(&self.pod, attempt).await;
-        self.tools.metrics.made_sandbox(&self.pod, made.is_ok());
+        let made = self.context.runtime.create_sandbox(&self.pod, attempt).await;
+        self.context.metrics.made_sandbox(&self.pod, made.is_ok());
         if made.is_err() {
             self.place.give_back();
         }
         if made.is_err()
-            && let Err(error) = self.tools.observer.find(self.uid()).await
+            && let Err(error) = self.context.observer.find(self.uid()).await
         {
             // The call may have failed and its work not: the next relist has it then.
             debug!(pod = describe(&self.pod), %error, "no look for what a failed call has left");
@@ -172,11 +172,11 @@ impl Hands {
 
     /// A sandbox without volumes is good for nothing.
     async fn unmake_sandbox(&self) {
-        let seen = self.tools.observer.pod(self.uid()).unwrap_or_default();
+        let seen = self.context.observer.pod(self.uid()).unwrap_or_default();
         for sandbox in seen.sandboxes.iter().filter(|sandbox| sandbox.ready) {
             let gone = async {
-                self.tools.runtime.stop_sandbox(self.uid(), &sandbox.id).await?;
-                self.tools.runtime.remove_sandbox(self.uid(), &sandbox.id).await
+                self.context.runtime.stop_sandbox(self.uid(), &sandbox.id).await?;
+                self.context.runtime.remove_sandbox(self.uid(), &sandbox.id).await
             };
             if let Err(error) = gone.await {
                 debug!(pod = describe(&self.pod), %error, "sandbox without volumes stays for now");
@@ -186,12 +186,12 @@ impl Hands {
 
     /// Stop the sandboxes of a pod of which nothing runs any more.
     pub(super) async fn stop_sandboxes(self, ids: Vec<String>) -> Outcome {
-        let stops = ids.iter().map(|id| self.tools.runtime.stop_sandbox(self.uid(), id));
+        let stops = ids.iter().map(|id| self.context.runtime.stop_sandbox(self.uid(), id));
         let stopped = futures::future::join_all(stops).await;
         if let Some(error) = stopped.into_iter().find_map(Result::err) {
             return Outcome::Failed(killing(error));
         }
-        let seen = self.tools.observer.pod(self.uid()).unwrap_or_default();
+        let seen = self.context.observer.pod(self.uid()).unwrap_or_default();
         match seen.ready_sandbox() {
             None => Outcome::SandboxesStopped(ids),
             Some(sandbox) => {
@@ -212,12 +212,12 @@ impl Hands {
         let Some((kind, container)) = spec::container(&self.pod, &name) else {
             return Outcome::Done;
         };
-        let fetch = self.tools.runtime.image(&self.pod, kind, &container, attempt);
+        let fetch = self.context.runtime.image(&self.pod, kind, &container, attempt);
         match recall.run_until_cancelled(fetch).await {
             None => Outcome::Recalled,
             Some(Ok(image)) => Outcome::Fetched(name, image),
             Some(Err(error)) => {
-                self.tools.metrics.began(&self.pod, kind, Some(error.reason));
+                self.context.metrics.began(&self.pod, kind, Some(error.reason));
                 Outcome::NotStarted(name, error)
             }
         }
@@ -226,12 +226,12 @@ impl Hands {
     /// End a container, begin a container, or both for one that is to be replaced.
     pub(super) async fn container(
         self,
-        kill: Option<(observed::Container, Farewell)>,
+        kill: Option<(observed::Container, StopRequest)>,
         beginning: Option<Beginning>,
         recall: CancellationToken,
     ) -> Outcome {
-        if let Some((run, farewell)) = kill {
-            stop(self.tools.clone(), self.pod.clone(), run, farewell).await;
+        if let Some((run, stop_request)) = kill {
+            stop(self.context.clone(), self.pod.clone(), run, stop_request).await;
         }
         let Some(Beginning { start, sandbox, mounts, image, turn }) = beginning else {
             return Outcome::Done;
@@ -252,9 +252,9 @@ impl Hands {
             Some(started) => started,
         };
         self.place.give_back();
-        self.tools.garbage.tidy(self.uid()).await;
+        self.context.garbage.tidy(self.uid()).await;
         let failure = started.as_ref().err().map(|error| error.reason);
-        self.tools.metrics.began(&self.pod, start.kind, failure);
+        self.context.metrics.began(&self.pod, start.kind, failure);
         match started {
             Ok(()) => Outcome::Started(start.name),
             Err(_) if self.is_lost(&sandbox.id).await => Outcome::SandboxLost(start.name),
@@ -264,7 +264,7 @@ impl Hands {
 
     /// Whether a sandbox that stood has died meanwhile: its containers are seen to end first.
     async fn is_lost(&self, sandbox: &str) -> bool {
-        let observer = &self.tools.observer;
+        let observer = &self.context.observer;
         let looked = observer.look_at_sandbox(self.uid(), sandbox).await;
         let seen = observer.pod(self.uid()).unwrap_or_default();
         looked.is_ok() && !seen.sandboxes.iter().any(|seen| seen.id == sandbox && seen.ready)
@@ -279,7 +279,7 @@ impl Hands {
         image: Option<Present>,
         recall: &CancellationToken,
     ) -> Option<Result<(), StartError>> {
-        let (runtime, pod) = (&self.tools.runtime, &self.pod);
+        let (runtime, pod) = (&self.context.runtime, &self.pod);
         let (kind, container) = spec::container(pod, &start.name)?;
         let prepare = async {
             let image = match image {
@@ -297,7 +297,7 @@ impl Hands {
             if recall.is_cancelled() {
                 return Ok(None);
             }
-            self.tools.allocation.container_made(pod, &container).await;
+            self.context.allocation.container_made(pod, &container).await;
             let id = runtime.start_container(pod, sandbox, start, prepared).await?;
             let hook = runtime.post_start(pod, sandbox, kind, &container, &id);
             recall.run_until_cancelled(hook).await.transpose()
@@ -308,17 +308,17 @@ impl Hands {
     /// Remove containers, so that the pod starts afresh in its sandbox.
     pub(super) async fn reset(
         self,
-        resets: Vec<(Reset, Option<(observed::Container, Farewell)>)>,
+        resets: Vec<(Reset, Option<(observed::Container, StopRequest)>)>,
         recall: CancellationToken,
     ) -> Outcome {
         for (reset, kill) in resets {
             if recall.is_cancelled() {
                 return Outcome::Recalled;
             }
-            if let Some((run, farewell)) = kill {
-                stop(self.tools.clone(), self.pod.clone(), run, farewell).await;
+            if let Some((run, stop_request)) = kill {
+                stop(self.context.clone(), self.pod.clone(), run, stop_request).await;
             }
-            let removed = self.tools.runtime.remove_container(&self.pod, &reset.name, &reset.id);
+            let removed = self.context.runtime.remove_container(&self.pod, &reset.name, &reset.id);
             if let Err(error) = removed.await {
                 return Outcome::Failed(killing(error));
             }

@@ -12,7 +12,7 @@ use longshore_pod::spec::describe;
 use longshore_volumes::{PodMounts, used};
 use tracing::debug;
 
-use super::Tools;
+use super::WorkerContext;
 use super::steps::Subject;
 use super::task::Task;
 
@@ -36,9 +36,9 @@ pub(super) struct Data {
 
 impl Data {
     /// That of a pod, whose references are known from now on.
-    pub(super) fn of(tools: &Tools, pod: &Pod) -> Self {
+    pub(super) fn of(context: &WorkerContext, pod: &Pod) -> Self {
         Self {
-            changes: tools.objects.register(pod),
+            changes: context.objects.register(pod),
             stale: Changed::default(),
             retries: Backoff::new(RETRY_BASE, RETRY_MAX),
             retry_at: None,
@@ -89,8 +89,8 @@ impl Task {
         {
             return;
         }
-        let (changed, hands) = (std::mem::take(&mut self.data.stale), self.hands());
-        self.steps.begin(Subject::Data, |recall| hands.refresh(changed, recall));
+        let (changed, step_context) = (std::mem::take(&mut self.data.stale), self.step_context());
+        self.steps.begin(Subject::Data, |recall| step_context.refresh(changed, recall));
     }
 
     /// Take in what came of it.
@@ -101,7 +101,7 @@ impl Task {
             return;
         };
         debug!(pod = describe(&self.pod), message, "volumes not refreshed");
-        self.tools.pod_events.pod(&self.pod, true, "FailedMount", &message);
+        self.context.pod_events.pod(&self.pod, true, "FailedMount", &message);
         self.data.retries.next(&(), now, now);
         let delay = self.data.retries.delay(&());
         self.data.retry_at = Some(now.checked_add(delay).unwrap_or(Timestamp::MAX));

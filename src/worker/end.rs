@@ -42,7 +42,7 @@ impl Task {
         self.deadline.send_replace(Some(time::after(grace)));
         self.steps.recall_all();
         self.retry_at = None;
-        self.tools.probes.wind_down(spec::uid(&self.pod));
+        self.context.probes.wind_down(spec::uid(&self.pod));
     }
 
     /// A grace can be shortened on the way, and not extended.
@@ -64,7 +64,7 @@ impl Task {
         let observed = self.observed.borrow_and_update().clone();
         let now = Timestamp::now();
         if !observed.partial {
-            self.tools.probes.follow(&self.pod, &observed, &self.starting(&observed), &self.told);
+            self.context.probes.follow(&self.pod, &observed, &self.starting(&observed), &self.told);
         }
         self.tell(&observed);
         let ended = self.stop_containers(&observed, grace);
@@ -84,8 +84,8 @@ impl Task {
             self.phase = Phase::Terminated;
             return None;
         }
-        let hands = self.hands();
-        self.steps.begin(Subject::Pod, |_| hands.stop_sandboxes(sandboxes));
+        let step_context = self.step_context();
+        self.steps.begin(Subject::Pod, |_| step_context.stop_sandboxes(sandboxes));
         Some(Wake(None))
     }
 
@@ -95,10 +95,10 @@ impl Task {
         self.seat = None;
         let observed = self.observed.borrow_and_update().clone();
         self.tell(&observed);
-        self.tools.probes.forget(spec::uid(&self.pod));
-        self.tools.allocation.release(spec::uid(&self.pod));
+        self.context.probes.forget(spec::uid(&self.pod));
+        self.context.allocation.release(spec::uid(&self.pod));
         let mut trouble = Trouble::default();
-        while let Err(error) = self.tools.runtime.release(&self.pod).await {
+        while let Err(error) = self.context.runtime.release(&self.pod).await {
             trouble.note(&self.pod, &error, "pod does not let go of everything yet");
             self.pause().await;
         }
@@ -111,7 +111,7 @@ impl Task {
                     finished = true;
                     let observed = self.observed.borrow_and_update().clone();
                     self.told = self.status(&observed);
-                    self.tools.status.finish(&self.pod, self.told.clone());
+                    self.context.status.finish(&self.pod, self.told.clone());
                 }
                 _ => {}
             }
@@ -119,12 +119,12 @@ impl Task {
                 return; // the daemon stops
             }
         }
-        self.tools.status.forget(spec::uid(&self.pod));
+        self.context.status.forget(spec::uid(&self.pod));
         while let Err(error) = self.remove().await {
             trouble.note(&self.pod, &error, "pod leaves a trace yet");
             self.pause().await;
             // What is known may be why the last try failed.
-            if let Err(error) = self.tools.observer.look_at_pod(spec::uid(&self.pod)).await {
+            if let Err(error) = self.context.observer.look_at_pod(spec::uid(&self.pod)).await {
                 debug!(pod = describe(&self.pod), %error, "look failed");
             }
         }
@@ -134,14 +134,14 @@ impl Task {
     /// Remove containers, sandboxes, files.
     async fn remove(&mut self) -> Result<(), Error> {
         let observed = self.observed.borrow_and_update().clone();
-        let (tools, pod) = (&self.tools, &self.pod);
-        tools.runtime.remove_containers(&observed).await?;
+        let (context, pod) = (&self.context, &self.pod);
+        context.runtime.remove_containers(&observed).await?;
         let sandboxes = observed.sandboxes.iter();
         try_join_all(
-            sandboxes.map(|sandbox| tools.runtime.remove_sandbox(spec::uid(pod), &sandbox.id)),
+            sandboxes.map(|sandbox| context.runtime.remove_sandbox(spec::uid(pod), &sandbox.id)),
         )
         .await?;
-        tools.runtime.remove_files(pod).await
+        context.runtime.remove_files(pod).await
     }
 
     async fn pause(&mut self) {

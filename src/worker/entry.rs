@@ -5,7 +5,7 @@ use longshore_pod::status::{self, Verdict};
 use longshore_pod::{Timestamp, admission};
 
 use super::task::Task;
-use crate::admission::{Refusal, Seat};
+use crate::admission::{Refusal, Reservation};
 
 /// How it stands with a pod's coming in.
 pub(super) enum Entry {
@@ -23,12 +23,12 @@ impl Task {
         let ends = self.take_order().is_some();
         let is_known = !ends && admission::was_admitted(&self.pod);
         if is_known || !self.observed.borrow().is_gone() {
-            self.seat = Some(self.tools.admission.keep(&self.pod));
+            self.seat = Some(self.context.admission.keep(&self.pod));
             if !ends {
                 self.hold();
             }
         } else if !ends {
-            match self.tools.admission.admit(&self.pod) {
+            match self.context.admission.admit(&self.pod) {
                 Ok(seat) => {
                     self.seat = Some(seat);
                     self.entry = Entry::New;
@@ -44,7 +44,7 @@ impl Task {
             Entry::Known => return,
             Entry::New => {}
             Entry::Refused(refusal) => {
-                match self.tools.admission.admit_anew(&self.pod, refusal).await {
+                match self.context.admission.admit_anew(&self.pod, refusal).await {
                     Ok(seat) => self.seat = Some(seat),
                     Err(verdict) => return self.refuse(&verdict),
                 }
@@ -57,7 +57,7 @@ impl Task {
 
     /// Wait for pods that make way. Tells whether the pod may start then.
     async fn way_is_clear(&mut self) -> bool {
-        let Some(mut way) = self.seat.as_mut().and_then(Seat::way) else { return true };
+        let Some(mut way) = self.seat.as_mut().and_then(Reservation::way) else { return true };
         loop {
             tokio::select! {
                 () = way.cleared() => return true,
@@ -71,7 +71,7 @@ impl Task {
     }
 
     fn refuse(&mut self, verdict: &Verdict) {
-        self.tools.pod_events.pod(&self.pod, true, &verdict.reason, &verdict.message);
+        self.context.pod_events.pod(&self.pod, true, &verdict.reason, &verdict.message);
         self.told = status::rejected(&self.pod, verdict, Timestamp::now());
         self.refused = true;
     }

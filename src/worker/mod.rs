@@ -9,9 +9,9 @@ mod data;
 mod end;
 mod entry;
 mod metrics;
-mod place;
 mod pool;
 mod resize;
+mod startup_limiter;
 mod steps;
 mod stop;
 mod stopwatch;
@@ -23,8 +23,8 @@ mod tell;
 use std::time::Duration;
 
 pub use metrics::Metrics;
-pub use place::Places;
-pub use pool::{Pool, Tools};
+pub use pool::{Pool, WorkerContext};
+pub use startup_limiter::StartupLimiter;
 
 /// Where a pod is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! The pool: hands each pod's orders to its worker, and finds what runs and should not.
+//! The pool: step_context each pod's orders to its worker, and finds what runs and should not.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use super::metrics::Metrics;
-use super::place::Places;
+use super::startup_limiter::StartupLimiter;
 use super::supervisor::{Happened, Start, Supervisor};
 use super::task::Task;
 use crate::admission::Admission;
@@ -34,8 +34,8 @@ use crate::terminator::{Order, PodTerminator};
 const BEAT: Duration = Duration::from_secs(10);
 
 /// What every worker works with.
-pub struct Tools {
-    /// The hands.
+pub struct WorkerContext {
+    /// The step_context.
     pub runtime: PodRuntime,
     /// The eyes.
     pub observer: Observer,
@@ -58,7 +58,7 @@ pub struct Tools {
     /// The feature gates in force.
     pub gates: Gates,
     /// How many pods are in the making at once.
-    pub places: Places,
+    pub startup_limiter: StartupLimiter,
     /// What pods have been given.
     pub allocation: Allocation,
     /// What removes runs that are not kept.
@@ -71,7 +71,7 @@ pub struct Tools {
 
 /// The workers.
 pub struct Pool {
-    tools: Arc<Tools>,
+    context: Arc<WorkerContext>,
     desired: Desired,
     workers: PodTerminator,
     /// Pods that wait for an earlier one to come to its end, by UID.
@@ -84,9 +84,9 @@ pub struct Pool {
 
 impl Pool {
     /// A pool without workers, that will be reached by `workers`.
-    pub fn new(tools: Arc<Tools>, desired: Desired, workers: PodTerminator) -> Self {
+    pub fn new(context: Arc<WorkerContext>, desired: Desired, workers: PodTerminator) -> Self {
         Self {
-            tools,
+            context,
             desired,
             workers,
             waiting: HashMap::new(),
@@ -108,7 +108,7 @@ impl Pool {
 
     /// Work until told to stop. Containers go on running then.
     pub async fn run(mut self, mut changes: mpsc::Receiver<Change>, stop: CancellationToken) {
-        let mut relisted = self.tools.observer.relisted();
+        let mut relisted = self.context.observer.relisted();
         // Nothing may be started before it is known what runs already.
         tokio::select! {
             first = relisted.wait_for(Option::is_some) => if first.is_err() { return },
@@ -150,10 +150,10 @@ impl Pool {
                 self.waiting.remove(uid);
                 match self.workers.workers().get(uid) {
                     Some(worker) => worker.send_modify(|order| order.gone = true),
-                    None => self.tools.status.forget(uid),
+                    None => self.context.status.forget(uid),
                 }
             }
-            Change::Mirror { uid } => self.tools.status.poke(&uid),
+            Change::Mirror { uid } => self.context.status.poke(&uid),
         }
     }
 
@@ -179,9 +179,9 @@ impl Pool {
     fn start(&mut self, start: Start) {
         let order = self.workers.workers().get(&start.uid).map(watch::Sender::subscribe);
         let Some(order) = order else { return };
-        let (tools, is_orphan) = (self.tools.clone(), start.is_orphan);
+        let (context, is_orphan) = (self.context.clone(), start.is_orphan);
         self.supervisor.start(start, || {
-            let mut task = Task::new(tools, order);
+            let mut task = Task::new(context, order);
             if !is_orphan {
                 // Here, so that pods are taken in in the order in which they come.
                 task.admit();
@@ -197,7 +197,7 @@ impl Pool {
         let (name, namespace) = (spec::name(&pod), spec::namespace(&pod));
         error!(pod = name, namespace, uid, "the worker of a pod was ended by a panic");
         let message = format!("error syncing pod: {panicked}");
-        self.tools.pod_events.pod(&pod, true, "FailedSync", &message);
+        self.context.pod_events.pod(&pod, true, "FailedSync", &message);
     }
 
     /// A pod has left nothing: it makes way for itself, if it was set again meanwhile, or for the
@@ -212,7 +212,7 @@ impl Pool {
             && let Some(pod) = self.waiting.remove(&next)
         {
             if next == uid {
-                self.tools.metrics.came_again(&pod);
+                self.context.metrics.came_again(&pod);
             }
             self.set(pod);
         }
@@ -223,20 +223,20 @@ impl Pool {
         if !*self.desired.synced().borrow() {
             return;
         }
-        for observed in self.tools.observer.all() {
+        for observed in self.context.observer.all() {
             self.remove_orphan(&observed);
         }
         if !self.swept {
             self.swept = true;
-            match self.tools.volumes.pods_on_disk().await {
+            match self.context.volumes.pods_on_disk().await {
                 Ok(uids) => {
                     let of = |uid| ObservedPod { uid, ..ObservedPod::default() };
                     let found = uids.into_iter().filter(|uid| self.remove_orphan(&of(uid.clone())));
                     let found = found.count();
-                    self.tools.metrics.swept(Some(found));
+                    self.context.metrics.swept(Some(found));
                 }
                 Err(error) => {
-                    self.tools.metrics.swept(None);
+                    self.context.metrics.swept(None);
                     error!(%error, "directories of pods cannot be read");
                 }
             }

@@ -15,7 +15,7 @@ use longshore_pod::{Timestamp, spec};
 use longshore_runtime::PodRuntime;
 use tracing::debug;
 
-use super::act::Hands;
+use super::act::StepContext;
 use super::steps::{Outcome, Resized, Subject};
 use super::task::Task;
 
@@ -53,19 +53,19 @@ struct Step {
 impl Task {
     /// The node takes the pod in, and gives it what it asks for or what it had.
     pub(super) fn hold(&mut self) {
-        self.tools.allocation.hold(&self.asked);
-        self.pod = self.tools.allocation.allotted(&self.asked);
+        self.context.allocation.hold(&self.asked);
+        self.pod = self.context.allocation.allocated(&self.asked);
     }
 
     /// The source has the pod like this now.
     pub(super) fn asks(&mut self, pod: Arc<Pod>) {
         let before = std::mem::replace(&mut self.asked, pod);
         if before.metadata.generation != self.asked.metadata.generation {
-            self.tools.allocation.review(&before, &self.asked);
+            self.context.allocation.review(&before, &self.asked);
         }
-        self.pod = self.tools.allocation.allotted(&self.asked);
+        self.pod = self.context.allocation.allocated(&self.asked);
         if self.was_resized
-            && let Err(verdict) = self.tools.admission.resize(&self.pod)
+            && let Err(verdict) = self.context.admission.resize(&self.pod)
         {
             debug!(pod = describe(&self.pod), verdict.message, "seat not changed");
         }
@@ -79,7 +79,7 @@ impl Task {
         }
         self.grants = decision.grants;
         self.was_resized = true;
-        self.pod = self.tools.allocation.allotted(&self.asked);
+        self.pod = self.context.allocation.allocated(&self.asked);
         self.changed(Changed::pod());
         let told = InProgress { generation: decision.generation, error: None };
         self.begin_resize(told);
@@ -88,7 +88,7 @@ impl Task {
 
     /// What differs is being resized, also if nobody remembers why.
     pub(super) fn note_resize(&mut self, observed: &ObservedPod, actuated: &PodResources) {
-        let gates = self.tools.gates;
+        let gates = self.context.gates;
         let differs = !resize::stale(&self.pod, observed, actuated, gates).is_empty()
             || resize::is_pod_stale(&self.pod, actuated, gates);
         if differs && self.resizing.is_none() {
@@ -98,7 +98,7 @@ impl Task {
     }
 
     fn begin_resize(&mut self, told: InProgress) {
-        self.resizing = Some(Resizing::new(told, self.tools.allocation.metrics()));
+        self.resizing = Some(Resizing::new(told, self.context.allocation.metrics()));
     }
 
     /// Whether the pod's containers may start: not while they could get more than their pod has.
@@ -120,8 +120,8 @@ impl Task {
         }
         let updates = plan.resize.iter().filter(|one| !self.steps.is_container_busy(&one.name));
         let updates: Vec<Resize> = updates.cloned().collect();
-        let actuated = self.tools.allocation.actuated(spec::uid(&self.pod));
-        let stale = resize::stale(&self.pod, observed, &actuated, self.tools.gates);
+        let actuated = self.context.allocation.actuated(spec::uid(&self.pod));
+        let stale = resize::stale(&self.pod, observed, &actuated, self.context.gates);
         // One that is being replaced may use what it had until it has ended.
         let last = plan.kill.is_empty()
             && self.steps.containers().next().is_none()
@@ -132,8 +132,8 @@ impl Task {
         let generation = resizing.told.generation;
         let sandbox_id = sandbox_id.to_owned();
         let step = Step { generation, sandbox_id, actuated, updates, last };
-        let hands = self.hands();
-        self.steps.begin(Subject::Resources, |_| hands.resize(step));
+        let step_context = self.step_context();
+        self.steps.begin(Subject::Resources, |_| step_context.resize(step));
     }
 
     /// Take in what came of a step.
@@ -146,7 +146,7 @@ impl Task {
         let generation = resized.generation;
         let announce = |warning, reason, what, error: &str| {
             let text = resize::message(what, &self.pod, generation, error);
-            self.tools.pod_events.pod(&self.pod, warning, reason, &text);
+            self.context.pod_events.pod(&self.pod, warning, reason, &text);
         };
         match resized.result {
             Ok(false) => resizing.retry_at = None,
@@ -170,17 +170,17 @@ impl Task {
     }
 }
 
-impl Hands {
+impl StepContext {
     async fn resize(self, step: Step) -> Outcome {
         let mut raised = false;
         let began = Instant::now();
         let result = self.carry_out(&step, &mut raised).await.map(|()| step.last);
-        self.tools.allocation.metrics().took(began.elapsed(), result.is_ok());
+        self.context.allocation.metrics().took(began.elapsed(), result.is_ok());
         Outcome::Resized(Resized { generation: step.generation, raised, result })
     }
 
     async fn carry_out(&self, step: &Step, raised: &mut bool) -> Result<(), String> {
-        let (runtime, allocation) = (&self.tools.runtime, &self.tools.allocation);
+        let (runtime, allocation) = (&self.context.runtime, &self.context.allocation);
         let failed = |error: longshore_runtime::Error| error.to_string();
         let ceiling = resize::ceiling(&self.pod, &step.actuated);
         runtime.resize_pod(&ceiling, &step.sandbox_id).await.map_err(failed)?;
@@ -201,7 +201,7 @@ impl Hands {
 
     /// Nobody is held to less memory than it uses: the kernel would kill it.
     async fn check_memory(&self, step: &Step, ceiling: &Pod) -> Result<(), String> {
-        let runtime = &self.tools.runtime;
+        let runtime = &self.context.runtime;
         let mut complaints = Vec::new();
         let limit = PodRuntime::memory_limit(&self.pod);
         let before = PodRuntime::memory_limit(ceiling);

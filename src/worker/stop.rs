@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::debug;
 
-use super::Tools;
+use super::WorkerContext;
 
 /// Every container is given this long between the stop signal and the kill, whatever its hook left.
 const LEAST: Duration = Duration::from_secs(2);
@@ -21,7 +21,7 @@ const RETRY_BASE: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
 /// How a container is to be stopped.
-pub(super) struct Farewell {
+pub(super) struct StopRequest {
     /// What its event says.
     pub(super) message: String,
     /// Whether it is given its preStop hook.
@@ -76,21 +76,21 @@ impl Deadline {
 
 /// Stop a container. Does not give up: a call that fails is made again.
 pub(super) async fn stop(
-    tools: Arc<Tools>,
+    context: Arc<WorkerContext>,
     pod: Arc<Pod>,
     run: observed::Container,
-    farewell: Farewell,
+    stop_request: StopRequest,
 ) {
-    let Farewell { message, hook, after, mut deadline } = farewell;
-    let mut observed = tools.observer.subscribe(spec::uid(&pod));
+    let StopRequest { message, hook, after, mut deadline } = stop_request;
+    let mut observed = context.observer.subscribe(spec::uid(&pod));
     if run.is_running() {
         if let Some((kind, _)) = spec::container(&pod, &run.name) {
-            tools.pod_events.container(&pod, kind, &run.name, false, "Killing", &message);
+            context.pod_events.container(&pod, kind, &run.name, false, "Killing", &message);
         }
         if hook {
             let grace = deadline.left();
             tokio::select! {
-                _ = tools.runtime.pre_stop(&pod, &run, grace) => {}
+                _ = context.runtime.pre_stop(&pod, &run, grace) => {}
                 () = deadline.passed() => {}
             }
         }
@@ -108,7 +108,7 @@ pub(super) async fn stop(
     loop {
         let at = deadline.at();
         let grace = deadline.left().max(LEAST);
-        let call = tools.runtime.stop_container(spec::uid(&pod), &run.id, &run.sandbox_id, grace);
+        let call = context.runtime.stop_container(spec::uid(&pod), &run.id, &run.sandbox_id, grace);
         let error = tokio::select! {
             stopped = call => match stopped {
                 Ok(()) if !may_run(&observed.borrow(), &run.id) => return,
@@ -120,7 +120,7 @@ pub(super) async fn stop(
         };
         debug!(pod = describe(&pod), container = run.name, error, "container not stopped yet");
         let message = format!("error killing pod: {error}");
-        tools.pod_events.pod(&pod, true, "FailedKillPod", &message);
+        context.pod_events.pod(&pod, true, "FailedKillPod", &message);
         tokio::select! {
             () = sleep(pause) => {}
             // However it came about: it is what was wanted.

@@ -16,7 +16,7 @@ use super::Why;
 use super::act::{Beginning, Volumes};
 use super::end::grace;
 use super::steps::{Outcome, Subject};
-use super::stop::{self, Farewell};
+use super::stop::{self, StopRequest};
 use super::task::{Task, Wait, Wake};
 
 impl Task {
@@ -29,11 +29,11 @@ impl Task {
         }
         self.seen();
         self.take_decision();
-        let actuated = self.tools.allocation.actuated(spec::uid(&self.pod));
+        let actuated = self.context.allocation.actuated(spec::uid(&self.pod));
         self.note_resize(&observed, &actuated);
         let (starting, backoff, gates) =
-            (self.starting(&observed), &self.restarts, self.tools.gates);
-        self.tools.probes.follow(&self.pod, &observed, &starting, &self.told);
+            (self.starting(&observed), &self.restarts, self.context.gates);
+        self.context.probes.follow(&self.pod, &observed, &starting, &self.told);
         let probes = self.probes.borrow_and_update().clone();
         let inputs = plan::Inputs {
             probes: &probes,
@@ -65,7 +65,7 @@ impl Task {
             Deadline::None => None,
             Deadline::Due(at) => Some(at),
             Deadline::Over(verdict) => {
-                self.tools.pod_events.pod(&self.pod, false, &verdict.reason, &verdict.message);
+                self.context.pod_events.pod(&self.pod, false, &verdict.reason, &verdict.message);
                 self.decide(Termination { verdict, grace: None });
                 return None;
             }
@@ -138,7 +138,7 @@ impl Task {
                 let name = &container.name;
                 let pod = describe(&self.pod);
                 let text = format!("Back-off restarting failed container {name} in pod {pod}");
-                self.tools.pod_events.container(&self.pod, kind, name, true, "BackOff", &text);
+                self.context.pod_events.container(&self.pod, kind, name, true, "BackOff", &text);
             }
             let wait = Wait { reason: CRASH_LOOP.to_owned(), message, until: None };
             self.waiting.insert(waiting.name.clone(), wait);
@@ -160,8 +160,8 @@ impl Task {
         let Some(sandbox) = usable_sandbox(&self.pod, observed) else { return };
         let mounts = self.mounts.clone();
         if mounts.is_none() && may_retry && !self.steps.is_busy(&Subject::Volumes) {
-            let hands = self.hands();
-            self.steps.begin(Subject::Volumes, |recall| hands.mount(recall));
+            let step_context = self.step_context();
+            self.steps.begin(Subject::Volumes, |recall| step_context.mount(recall));
         }
         self.resize(observed, &sandbox.id, &plan, now);
         let Plan { kill, start, .. } = plan;
@@ -195,7 +195,7 @@ impl Task {
             let kill = kill.and_then(|kill| {
                 let run = observed.containers.iter().find(|run| run.id == kill.id)?.clone();
                 let grace = kill.grace.unwrap_or_else(|| grace(&self.pod));
-                Some((run, self.farewell(kill.message, grace)))
+                Some((run, self.stop_request(kill.message, grace)))
             });
             let beginning = start.zip(mounts.clone()).map(|(start, mounts)| {
                 self.count_restart(&start, now);
@@ -212,8 +212,8 @@ impl Task {
             });
             let stops = kill.as_ref().map(|(run, _)| run.id.clone());
             let replaces = beginning.is_some();
-            let (subject, hands) = (Subject::Container(name.clone()), self.hands());
-            self.steps.begin(subject, |recall| hands.container(kill, beginning, recall));
+            let (subject, step_context) = (Subject::Container(name.clone()), self.step_context());
+            self.steps.begin(subject, |recall| step_context.container(kill, beginning, recall));
             if let Some(id) = stops {
                 self.steps.note_stop(&name, &id, replaces);
             }
@@ -240,7 +240,7 @@ impl Task {
         {
             self.lost_sandbox.clone_from(&lost.id);
             let message = "Pod sandbox changed, it will be killed and re-created.";
-            self.tools.pod_events.pod(&self.pod, false, "SandboxChanged", message);
+            self.context.pod_events.pod(&self.pod, false, "SandboxChanged", message);
             self.steps.recall_all();
             self.forgive_ends_with(observed, &lost.id);
         }
@@ -257,11 +257,12 @@ impl Task {
         let first = self.pod.spec.as_ref().and_then(|spec| spec::containers(spec).next());
         let first = first.map(|(_, container)| container.name.clone());
         if let Some(first) = first.filter(|first| self.wants_image(first)) {
-            let hands = self.hands();
-            self.steps.begin(Subject::Image, |recall| hands.fetch(first, attempt, recall));
+            let step_context = self.step_context();
+            self.steps.begin(Subject::Image, |recall| step_context.fetch(first, attempt, recall));
         }
-        let (hands, old) = (self.hands(), self.to_stop(observed));
-        self.steps.begin(Subject::Pod, |recall| hands.make_sandbox(old, attempt, volumes, recall));
+        let (step_context, old) = (self.step_context(), self.to_stop(observed));
+        self.steps
+            .begin(Subject::Pod, |recall| step_context.make_sandbox(old, attempt, volumes, recall));
     }
 
     /// Containers that ended when their sandbox was lost have not failed by themselves: they do not
@@ -295,13 +296,13 @@ impl Task {
         let resets = resets.into_iter().map(|reset| {
             let run = observed.containers.iter().find(|run| run.id == reset.id);
             let kill = run.filter(|_| reset.kill).map(|run| {
-                let farewell = self.farewell("killing".to_owned(), Duration::ZERO);
-                (run.clone(), Farewell { hook: false, ..farewell })
+                let stop_request = self.stop_request("killing".to_owned(), Duration::ZERO);
+                (run.clone(), StopRequest { hook: false, ..stop_request })
             });
             (reset, kill)
         });
-        let (resets, hands) = (resets.collect(), self.hands());
-        self.steps.begin(Subject::Pod, |recall| hands.reset(resets, recall));
+        let (resets, step_context) = (resets.collect(), self.step_context());
+        self.steps.begin(Subject::Pod, |recall| step_context.reset(resets, recall));
     }
 
     /// Stop every container that may run and is not being stopped, sidecars last. Tells whether
@@ -317,22 +318,22 @@ impl Task {
                 continue;
             }
             let after = order.remove(run.name.as_str()).unwrap_or_default();
-            let farewell = Farewell {
+            let stop_request = StopRequest {
                 after: after.into_iter().map(str::to_owned).collect(),
-                ..self.farewell(format!("Stopping container {}", run.name), grace)
+                ..self.stop_request(format!("Stopping container {}", run.name), grace)
             };
-            let (tools, pod, run) = (self.tools.clone(), self.pod.clone(), run.clone());
+            let (context, pod, run) = (self.context.clone(), self.pod.clone(), run.clone());
             self.steps.begin(Subject::Container(run.name.clone()), |_| async move {
-                stop::stop(tools, pod, run, farewell).await;
+                stop::stop(context, pod, run, stop_request).await;
                 Outcome::Done
             });
         }
         ended
     }
 
-    fn farewell(&self, message: String, grace: Duration) -> Farewell {
+    fn stop_request(&self, message: String, grace: Duration) -> StopRequest {
         let deadline = stop::Deadline::after(grace, self.deadline.subscribe());
-        Farewell { message, hook: true, after: Vec::new(), deadline }
+        StopRequest { message, hook: true, after: Vec::new(), deadline }
     }
 
     /// The sandboxes that have something to give back yet.

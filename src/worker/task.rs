@@ -21,16 +21,16 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep};
 use tracing::debug;
 
-use super::act::Hands;
+use super::act::StepContext;
 use super::data::Data;
 use super::end::grace;
 use super::entry::Entry;
-use super::place::Place;
 use super::resize::Resizing;
+use super::startup_limiter::StartupSlot;
 use super::steps::{Outcome, Steps};
 use super::stopwatch::Stopwatch;
-use super::{Phase, Tools, Why};
-use crate::admission::Seat;
+use super::{Phase, Why, WorkerContext};
+use crate::admission::Reservation;
 
 /// Pauses after a step that failed.
 const RETRY_BASE: SignedDuration = SignedDuration::from_millis(200);
@@ -39,7 +39,7 @@ const RETRY_MAX: SignedDuration = SignedDuration::from_secs(10);
 const UNSEEN: SignedDuration = SignedDuration::from_secs(5);
 
 pub(super) struct Task {
-    pub(super) tools: Arc<Tools>,
+    pub(super) context: Arc<WorkerContext>,
     pub(super) order: watch::Receiver<Order>,
     pub(super) observed: watch::Receiver<Arc<ObservedPod>>,
     pub(super) probes: watch::Receiver<Arc<ProbeResults>>,
@@ -53,7 +53,7 @@ pub(super) struct Task {
     /// Why the pod was ended by the node, if it was.
     pub(super) verdict: Option<Verdict>,
     /// What it holds on the node, until nothing of it runs any more.
-    pub(super) seat: Option<Seat>,
+    pub(super) seat: Option<Reservation>,
     /// How it stands with its coming in.
     pub(super) entry: Entry,
     /// Whether it was not even let in.
@@ -64,7 +64,7 @@ pub(super) struct Task {
     /// Held by the container that is being started.
     pub(super) turn: Arc<Mutex<()>>,
     /// Held while the pod is in the making.
-    pub(super) place: Arc<Place>,
+    pub(super) place: Arc<StartupSlot>,
     pub(super) restarts: Backoff<BackoffKey>,
     /// Pauses after failures: of a container by its name, of the pod as a whole by "".
     pub(super) retries: Backoff<String>,
@@ -107,19 +107,19 @@ pub(super) struct Wait {
 }
 
 impl Task {
-    pub(super) fn new(tools: Arc<Tools>, order: watch::Receiver<Order>) -> Self {
+    pub(super) fn new(context: Arc<WorkerContext>, order: watch::Receiver<Order>) -> Self {
         let pod = order.borrow().pod.clone();
-        let observed = tools.observer.subscribe(spec::uid(&pod));
-        let probes = tools.probes.subscribe(spec::uid(&pod));
-        let restarts = Backoff::new(RESTART_BASE, tools.max_restart_delay);
-        let decision = tools.allocation.subscribe(spec::uid(&pod));
+        let observed = context.observer.subscribe(spec::uid(&pod));
+        let probes = context.probes.subscribe(spec::uid(&pod));
+        let restarts = Backoff::new(RESTART_BASE, context.max_restart_delay);
+        let decision = context.allocation.subscribe(spec::uid(&pod));
         let told = pod.status.clone().unwrap_or_default();
         let resizing = status::resize_told(&told).1;
-        let resizing = resizing.map(|told| Resizing::new(told, tools.allocation.metrics()));
+        let resizing = resizing.map(|told| Resizing::new(told, context.allocation.metrics()));
         Self {
             decision,
             asked: pod.clone(),
-            pod: tools.allocation.allotted(&pod),
+            pod: context.allocation.allocated(&pod),
             was_resized: resizing.is_some(),
             resizing,
             grants: 0,
@@ -134,7 +134,7 @@ impl Task {
             told,
             steps: Steps::default(),
             turn: Arc::default(),
-            place: tools.places.place(),
+            place: context.startup_limiter.place(),
             restarts,
             retries: Backoff::new(RETRY_BASE, RETRY_MAX),
             retry_at: None,
@@ -147,9 +147,9 @@ impl Task {
             stopped: HashSet::new(),
             deadline: watch::Sender::new(None),
             unseen: None,
-            data: Data::of(&tools, &pod),
-            stopwatch: tools.metrics.stopwatch(),
-            tools,
+            data: Data::of(&context, &pod),
+            stopwatch: context.metrics.stopwatch(),
+            context,
         }
     }
 
@@ -157,14 +157,14 @@ impl Task {
     pub(super) async fn run_orphan(mut self) {
         let observed = self.observed.borrow().clone();
         self.stopwatch.is_orphan();
-        self.pod = Arc::new(self.tools.runtime.restore(&self.pod, &observed).await);
+        self.pod = Arc::new(self.context.runtime.restore(&self.pod, &observed).await);
         self.asked = self.pod.clone();
         self.run().await;
     }
 
     /// Work until nothing of the pod is left to care for.
     pub(super) async fn run(mut self) {
-        self.tools.objects.register(&self.pod);
+        self.context.objects.register(&self.pod);
         self.stopwatch.begin(&self.pod, !matches!(self.entry, Entry::Known));
         self.enter().await;
         loop {
@@ -199,7 +199,7 @@ impl Task {
     pub(super) fn take_order(&mut self) -> Option<(Duration, Why)> {
         let order = self.order.borrow_and_update().clone();
         if !Arc::ptr_eq(&order.pod, &self.asked) && !order.gone {
-            self.tools.objects.register(&order.pod);
+            self.context.objects.register(&order.pod);
             self.note_change(&order.pod);
             self.asks(order.pod);
         }
@@ -285,7 +285,7 @@ impl Task {
                     return self.reject(reason, &message);
                 }
                 self.mount_failed |= matches!(reason, "FailedMount" | "FailedMapVolume");
-                self.tools.pod_events.pod(&self.pod, true, reason, &message);
+                self.context.pod_events.pod(&self.pod, true, reason, &message);
                 self.trouble = Some(message);
                 self.retry_at = Some(self.next_retry("", now));
             }
@@ -294,7 +294,7 @@ impl Task {
 
     /// The pod cannot run on this node, and says so for whoever makes another.
     fn reject(&mut self, reason: &str, message: &str) {
-        self.tools.pod_events.pod(&self.pod, true, reason, message);
+        self.context.pod_events.pod(&self.pod, true, reason, message);
         let verdict = Verdict::failed(reason, format!("Pod was rejected: {message}"));
         self.decide(Termination { verdict, grace: None });
     }
@@ -324,10 +324,10 @@ impl Task {
             return Wake(Some(due));
         }
         self.unseen = Some((since, true));
-        let why = self.tools.observer.trouble(spec::uid(&self.pod));
+        let why = self.context.observer.trouble(spec::uid(&self.pod));
         let why = why.as_deref().unwrap_or("the runtime does not answer");
         let message = format!("error determining status: {why}");
-        self.tools.pod_events.pod(&self.pod, true, "FailedSync", &message);
+        self.context.pod_events.pod(&self.pod, true, "FailedSync", &message);
         Wake(None)
     }
 
@@ -336,9 +336,9 @@ impl Task {
         self.unseen = None;
     }
 
-    pub(super) fn hands(&self) -> Hands {
-        let (tools, pod) = (self.tools.clone(), self.pod.clone());
-        Hands { tools, pod, place: self.place.clone() }
+    pub(super) fn step_context(&self) -> StepContext {
+        let (context, pod) = (self.context.clone(), self.pod.clone());
+        StepContext { context, pod, place: self.place.clone() }
     }
 }
 

@@ -15,11 +15,11 @@ impl Task {
     pub(super) fn tell(&mut self, observed: &ObservedPod) {
         let status = self.status(observed);
         self.told = status;
-        let pulled = || self.tools.runtime.time_of_pulls(spec::uid(&self.pod));
+        let pulled = || self.context.runtime.time_of_pulls(spec::uid(&self.pod));
         self.stopwatch.told(&self.pod, &self.told, observed, pulled);
         // The object of a pod that its source has no more is gone, or another pod's.
         if !self.order.borrow().gone {
-            self.tools.status.tell(&self.pod, self.told.clone());
+            self.context.status.tell(&self.pod, self.told.clone());
         }
     }
 
@@ -43,20 +43,20 @@ impl Task {
             }
         }
         let probes = self.probes.borrow().clone();
-        let actuated = self.tools.allocation.actuated(spec::uid(&self.pod));
+        let actuated = self.context.allocation.actuated(spec::uid(&self.pod));
         let decision = self.decision.borrow().clone();
         let context = Context {
             probes: &probes,
             starting: self.starting(observed),
             waiting,
-            host_ips: &self.tools.settings.host_ips,
+            host_ips: &self.context.settings.host_ips,
             terminal: self.phase == Phase::Terminated,
             verdict: self.verdict.clone(),
-            runtime: &self.tools.runtime_name,
+            runtime: &self.context.runtime_name,
             actuated: &actuated,
             pending: decision.pending.as_ref(),
             resizing: self.resizing.as_ref().map(|resizing| &resizing.told),
-            gates: self.tools.gates,
+            gates: self.context.gates,
             ..Context::default()
         };
         status::status(&self.pod, observed, &self.told, &context, Timestamp::now())

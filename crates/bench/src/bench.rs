@@ -21,7 +21,7 @@ const WARM_UP: u16 = 8;
 
 /// Everything that was measured.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Figures {
+pub(crate) struct Measurements {
     pub(crate) machine: Machine,
     pub(crate) pods: u16,
     pub(crate) rounds: Vec<Round>,
@@ -43,7 +43,7 @@ pub(crate) struct Round {
 }
 
 /// Measures everything; what it started is gone when it returns.
-pub(crate) async fn run(args: &Args) -> Result<Figures> {
+pub(crate) async fn run(args: &Args) -> Result<Measurements> {
     say("network namespace, containerd, images");
     let mut host = Host::start()?;
     let figures = measure(&mut host, args).await?;
@@ -51,7 +51,7 @@ pub(crate) async fn run(args: &Args) -> Result<Figures> {
     Ok(figures)
 }
 
-async fn measure(host: &mut Host, args: &Args) -> Result<Figures> {
+async fn measure(host: &mut Host, args: &Args) -> Result<Measurements> {
     let floor = Runs::new(host)?;
     say("warm-up");
     floor.run(host, WARM_UP, Limit::None).await?;
@@ -85,7 +85,16 @@ async fn measure(host: &mut Host, args: &Args) -> Result<Figures> {
             say(&format!("pressure: {} hogs", args.hogs));
             let pressure = pressure::run(host, args.hogs.into()).await?;
             let pods = args.pods;
-            return Ok(Figures { machine, pods, rounds, idle, restart, deaths, probes, pressure });
+            return Ok(Measurements {
+                machine,
+                pods,
+                rounds,
+                idle,
+                restart,
+                deaths,
+                probes,
+                pressure,
+            });
         }
         cluster.stop()?;
     }

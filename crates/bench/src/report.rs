@@ -1,7 +1,7 @@
 //! The figures as a table for people.
 use std::fmt::{Display, Write};
 
-use crate::bench::{Figures, Round};
+use crate::bench::{Measurements, Round};
 use crate::burst::Burst;
 use crate::cluster::Uses;
 use crate::floor::Floor;
@@ -9,8 +9,8 @@ use crate::process::Memory;
 use crate::statistics::{Spread, median};
 
 /// Medians of all rounds, in lines of a label and its figures.
-pub(crate) fn table(figures: &Figures) -> String {
-    let Figures { machine, pods, rounds, .. } = figures;
+pub(crate) fn table(figures: &Measurements) -> String {
+    let Measurements { machine, pods, rounds, .. } = figures;
     let mut table = Table(format!(
         "{pods} pods, {} rounds; {} cores, kernel {}, {}, node {}\n\n",
         rounds.len(),
@@ -79,8 +79,8 @@ impl Table {
         }
     }
 
-    fn others(&mut self, figures: &Figures) {
-        let Figures { idle, restart, deaths, .. } = figures;
+    fn others(&mut self, figures: &Measurements) {
+        let Measurements { idle, restart, deaths, .. } = figures;
         self.line("idle", format!("{:.0} s", idle.seconds));
         self.line("  millicores", three(idle.millicores, 1));
         self.line("  MiB resident (peak)", memory(idle.memory));
@@ -96,8 +96,8 @@ impl Table {
         self.line("  Ready again", spread(deaths.ready_seconds));
     }
 
-    fn probes(&mut self, figures: &Figures) {
-        let Figures { pods, probes, .. } = figures;
+    fn probes(&mut self, figures: &Measurements) {
+        let Measurements { pods, probes, .. } = figures;
         self.line("readiness", "");
         self.line("  Ready told", spread(probes.ready_seconds));
         self.line("  not Ready told", spread(probes.unready_seconds));

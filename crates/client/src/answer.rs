@@ -14,7 +14,7 @@ use longshore_metrics::RestClient;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower::BoxError;
 
-use super::lanes::Place;
+use super::connection_pool::Place;
 
 /// The body of an answer.
 pub(super) struct Answer {

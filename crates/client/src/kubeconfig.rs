@@ -22,8 +22,8 @@ use base64::engine::general_purpose::STANDARD;
 use kube::config::{AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
-use super::lanes::Lanes;
-use super::{ClientError, Credentials, Limits, SILENCE, Standing, Way};
+use super::connection_pool::ConnectionPool;
+use super::{ClientError, CredentialState, Credentials, Limits, SILENCE, Way};
 
 /// The extension of a cluster's entry that names its further servers.
 const SERVERS: &str = "longshore/servers";
@@ -37,20 +37,20 @@ pub(super) struct Endpoint {
     pub(super) host: String,
     pub(super) client: Client,
     /// For watches that share their connection.
-    pub(super) lanes: Lanes,
+    pub(super) lanes: ConnectionPool,
 }
 
 /// The ways to all servers, the preferred one first; at least one.
 pub(super) async fn endpoints(
     credentials: &Credentials,
-    standing: &Standing,
+    standing: &CredentialState,
     limits: Limits,
 ) -> Result<Vec<Endpoint>, ClientError> {
     let way = &credentials.way;
     let error = |source| ClientError::Kubeconfig { way: way.clone(), source: Box::new(source) };
     let invalid = |reason| ClientError::Invalid { way: way.clone(), reason };
     let mut kubeconfig = way.kubeconfig()?;
-    if let (Some(identity), Standing::Kept(_)) = (&credentials.identity, standing) {
+    if let (Some(identity), CredentialState::Kept(_)) = (&credentials.identity, standing) {
         show(&mut kubeconfig, &identity.path).map_err(invalid)?;
     }
     read_tokens(&mut kubeconfig).map_err(invalid)?;
@@ -73,7 +73,7 @@ pub(super) async fn endpoints(
         config.reset_reader_on_write = true;
         // callers know best what may be sent twice, and each retry would pass by the rate limit
         config.default_retry = false;
-        let lanes = Lanes::new(config.clone());
+        let lanes = ConnectionPool::new(config.clone());
         let client = Client::try_from(config).map_err(|source| ClientError::Connection {
             way: way.clone(),
             source: Box::new(source),

@@ -10,10 +10,10 @@
 
 mod answer;
 pub mod certificates;
+mod connection_pool;
 pub(crate) mod decode;
 pub mod events;
 mod kubeconfig;
-mod lanes;
 mod mutex;
 pub mod objects;
 #[cfg(any(test, feature = "testing"))]
@@ -33,9 +33,9 @@ use kube::config::KubeconfigError;
 use longshore_metrics::RestClient;
 use tokio::sync::watch;
 
+pub use self::connection_pool::SharesConnection;
 pub use self::decode::{Item, Reports, Unreadable, object, optional};
 pub(crate) use self::kubeconfig::{current_cluster, current_user, decoded};
-pub use self::lanes::SharesConnection;
 use self::transport::{Shared, Transport};
 pub use self::way::Way;
 
@@ -99,9 +99,9 @@ impl Credentials {
         Way::Kubeconfig(kubeconfig.to_owned()).into()
     }
 
-    fn standing(&self) -> Standing {
+    fn standing(&self) -> CredentialState {
         let identity = self.identity.as_ref();
-        identity.map_or(Standing::Kubeconfig, |identity| identity.standing.borrow().clone())
+        identity.map_or(CredentialState::Kubeconfig, |identity| identity.standing.borrow().clone())
     }
 }
 
@@ -118,12 +118,12 @@ pub struct Identity {
     /// The file with both.
     pub path: PathBuf,
     /// What is to be shown now.
-    pub standing: watch::Receiver<Standing>,
+    pub standing: watch::Receiver<CredentialState>,
 }
 
 /// What is to be shown to the apiserver.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub enum CredentialState {
     /// Nothing yet, or nothing any more, and why: requests wait.
     Lacking(String),
     /// What the kubeconfig has.

@@ -302,7 +302,8 @@ async fn requests_wait_for_a_credential_and_say_what_is_lacking() {
         }),
     );
     let file = kubeconfig(&serve(router).await, "t");
-    let (told, standing) = watch::channel(Standing::Lacking("the moon is not full".to_owned()));
+    let (told, standing) =
+        watch::channel(CredentialState::Lacking("the moon is not full".to_owned()));
     let identity = Identity { path: "/nonexistent.pem".into(), standing };
     let credentials = Credentials { identity: Some(identity), ..Credentials::of(file.path()) };
     let nodes: Api<Node> = Api::all(connect(&credentials, LIMITS, metrics()).await.unwrap());
@@ -314,7 +315,7 @@ async fn requests_wait_for_a_credential_and_say_what_is_lacking() {
         async move { nodes.get("n").await }
     });
     tokio::time::sleep(Duration::from_millis(50)).await;
-    told.send_replace(Standing::Kubeconfig);
+    told.send_replace(CredentialState::Kubeconfig);
     asked.await.unwrap().unwrap();
 }
 

@@ -24,10 +24,10 @@ use tower::{BoxError, Service};
 use tracing::{info, warn};
 
 use super::answer::Answer;
+use super::connection_pool::SharesConnection;
 use super::kubeconfig::{Endpoint, Stamp, changes, endpoints, stamp};
-use super::lanes::SharesConnection;
 use super::mutex::locked;
-use super::{ClientError, Credentials, Limits, Standing};
+use super::{ClientError, CredentialState, Credentials, Limits};
 
 /// How often the files behind a client are looked at for renewal.
 pub(super) const RELOAD_INTERVAL: Duration = Duration::from_secs(30);
@@ -53,7 +53,7 @@ pub(super) struct Current {
     stamp: Stamp,
     pub(super) looked: Instant,
     /// What `servers` were made for.
-    standing: Standing,
+    standing: CredentialState,
 }
 
 struct Server {
@@ -99,7 +99,7 @@ impl Shared {
         let stamp = stamp(&credentials.way);
         let standing = credentials.standing();
         let servers = match &standing {
-            Standing::Lacking(_) => Vec::new(),
+            CredentialState::Lacking(_) => Vec::new(),
             standing => servers(&credentials, standing, limits).await?,
         };
         let follow = credentials.identity.as_ref().map(|identity| identity.standing.clone());
@@ -209,12 +209,14 @@ impl Shared {
     async fn await_credential(&self) -> Result<(), BoxError> {
         let Some(identity) = &self.credentials.identity else { return Ok(()) };
         let mut standing = identity.standing.clone();
-        let there = standing.wait_for(|standing| !matches!(standing, Standing::Lacking(_)));
+        let there = standing.wait_for(|standing| !matches!(standing, CredentialState::Lacking(_)));
         if matches!(tokio::time::timeout(self.limits.timeout, there).await, Ok(Ok(_))) {
             return Ok(());
         }
         match self.credentials.standing() {
-            Standing::Lacking(why) => Err(format!("no credential for the apiserver: {why}").into()),
+            CredentialState::Lacking(why) => {
+                Err(format!("no credential for the apiserver: {why}").into())
+            }
             _ => Ok(()),
         }
     }
@@ -231,13 +233,13 @@ impl Shared {
             current.looked = Instant::now();
             renewed || changes(current.stamp.iter().map(|(path, _)| path.clone())) != current.stamp
         };
-        if stale && !matches!(standing, Standing::Lacking(_)) {
+        if stale && !matches!(standing, CredentialState::Lacking(_)) {
             self.reload(standing).await;
         }
         locked(&self.current).servers.clone()
     }
 
-    async fn reload(&self, standing: Standing) {
+    async fn reload(&self, standing: CredentialState) {
         let way = &self.credentials.way;
         let stamp = stamp(way);
         match servers(&self.credentials, &standing, self.limits).await {
@@ -256,7 +258,7 @@ impl Shared {
 
 async fn servers(
     credentials: &Credentials,
-    standing: &Standing,
+    standing: &CredentialState,
     limits: Limits,
 ) -> Result<Vec<Arc<Server>>, ClientError> {
     let server = |endpoint| {
@@ -267,7 +269,7 @@ async fn servers(
 }
 
 /// Takes up each new pair at once, for the sake of watches that send nothing.
-async fn take_up(shared: Weak<Shared>, mut standing: watch::Receiver<Standing>) {
+async fn take_up(shared: Weak<Shared>, mut standing: watch::Receiver<CredentialState>) {
     while standing.changed().await.is_ok() {
         let Some(shared) = shared.upgrade() else { return };
         shared.servers().await;

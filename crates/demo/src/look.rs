@@ -15,7 +15,7 @@ use crate::stack::Daemon;
 
 /// What the view shows.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Look {
+pub(crate) struct Snapshot {
     pub(crate) node: NodeLook,
     pub(crate) daemons: Vec<DaemonLook>,
     pub(crate) pods: Vec<PodLook>,
@@ -68,16 +68,16 @@ pub(crate) struct EventLook {
 }
 
 /// Looks again and again, and knows what the last look was.
-pub(crate) struct Looker {
+pub(crate) struct Inspector {
     node: String,
     nodes: Api<Node>,
     pods: Api<Pod>,
     events: Api<Event>,
     cpu: HashMap<u32, (Instant, f64)>,
-    last: Look,
+    last: Snapshot,
 }
 
-impl Looker {
+impl Inspector {
     pub(crate) fn new(client: &Client, node: &str) -> Self {
         Self {
             node: node.to_owned(),
@@ -85,12 +85,12 @@ impl Looker {
             pods: Api::all(client.clone()),
             events: Api::all(client.clone()),
             cpu: HashMap::new(),
-            last: Look::default(),
+            last: Snapshot::default(),
         }
     }
 
     /// Looks now.
-    pub(crate) async fn look(&mut self, daemons: &[Daemon]) -> &Look {
+    pub(crate) async fn look(&mut self, daemons: &[Daemon]) -> &Snapshot {
         match self.ask().await {
             Ok((node, pods, mut events)) => {
                 let now = Timestamp::now();

@@ -12,7 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use crate::look::{Look, Looker};
+use crate::look::{Inspector, Snapshot};
 use crate::progress::Progress;
 use crate::stack::Stack;
 use crate::view;
@@ -29,7 +29,7 @@ pub(crate) async fn show(
     client: &Client,
     stop: &CancellationToken,
 ) -> Result<()> {
-    let mut looker = Looker::new(client, &stack.host()?.name());
+    let mut looker = Inspector::new(client, &stack.host()?.name());
     let mut output = Output::new(progress, stack.kubeconfig()?);
     let mut resized = signal(SignalKind::window_change())?;
     let mut tick = tokio::time::interval(EVERY);
@@ -50,20 +50,20 @@ pub(crate) async fn show(
 
 /// Where looks go.
 enum Output {
-    Terminal { _screen: Screen, kubeconfig: PathBuf, last: Look },
+    Terminal { _screen: Screen, kubeconfig: PathBuf, last: Snapshot },
     Lines { progress: Progress, kubeconfig: PathBuf, seen: HashSet<String> },
 }
 
 impl Output {
     fn new(progress: Progress, kubeconfig: PathBuf) -> Self {
         if progress.is_terminal() {
-            Self::Terminal { _screen: Screen::enter(), kubeconfig, last: Look::default() }
+            Self::Terminal { _screen: Screen::enter(), kubeconfig, last: Snapshot::default() }
         } else {
             Self::Lines { progress, kubeconfig, seen: HashSet::new() }
         }
     }
 
-    fn show(&mut self, look: Look) {
+    fn show(&mut self, look: Snapshot) {
         match self {
             Self::Terminal { last, .. } => {
                 *last = look;

@@ -1,7 +1,7 @@
 //! Makes lines of a look. Pure: the same look and width give the same lines.
 use std::path::Path;
 
-use crate::look::{EventLook, Look, PodLook};
+use crate::look::{EventLook, PodLook, Snapshot};
 
 /// How a piece of text is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl Line {
 }
 
 /// The whole panel, at most `height` lines: what comes last gives way first, but for the foot.
-pub(crate) fn panel(look: &Look, kubeconfig: &Path, width: usize, height: usize) -> Vec<Line> {
+pub(crate) fn panel(look: &Snapshot, kubeconfig: &Path, width: usize, height: usize) -> Vec<Line> {
     let foot = foot(look, kubeconfig, width);
     let mut lines = head(look);
     let room = |lines: &Vec<Line>| height.saturating_sub(lines.len() + foot.len());
@@ -95,7 +95,7 @@ pub(crate) fn panel(look: &Look, kubeconfig: &Path, width: usize, height: usize)
 }
 
 /// One line per thing, for a log: what is new in it is what changed.
-pub(crate) fn plain(look: &Look) -> Vec<String> {
+pub(crate) fn plain(look: &Snapshot) -> Vec<String> {
     let conditions = look.node.conditions.iter().map(|(kind, status)| format!("{kind}={status}"));
     let node = format!("node {}: {}", look.node.name, conditions.collect::<Vec<_>>().join(" "));
     let pods = look.pods.iter().map(|pod| {
@@ -108,7 +108,7 @@ pub(crate) fn plain(look: &Look) -> Vec<String> {
     std::iter::once(node).chain(pods).chain(events).chain(trouble).collect()
 }
 
-fn head(look: &Look) -> Vec<Line> {
+fn head(look: &Snapshot) -> Vec<Line> {
     let node = &look.node;
     let ready = node.conditions.iter().any(|(kind, status)| kind == "Ready" && status == "True");
     let (style, word) = if ready { (Style::Good, "Ready") } else { (Style::Bad, "NotReady") };
@@ -137,7 +137,7 @@ fn head(look: &Look) -> Vec<Line> {
     ]
 }
 
-fn daemons(look: &Look) -> Vec<Line> {
+fn daemons(look: &Snapshot) -> Vec<Line> {
     let mut lines =
         vec![Line::dim(format!("{:<12}{:>8}{:>8}{:>12}", "DAEMON", "PID", "CPU", "MEMORY"))];
     lines.extend(look.daemons.iter().map(|daemon| {
@@ -180,14 +180,14 @@ fn event(event: &EventLook) -> Line {
 }
 
 /// What a person can type, never cut: a cut command line is worth nothing.
-pub(crate) fn commands(look: &Look, kubeconfig: &Path) -> Vec<String> {
+pub(crate) fn commands(look: &Snapshot, kubeconfig: &Path) -> Vec<String> {
     let kubectl = format!("kubectl --kubeconfig={} get pods -A", kubeconfig.display());
     let served = look.pods.iter().find_map(|pod| Some((pod.ip.as_ref()?, pod.port?)));
     let curl = served.map(|(ip, port)| format!("curl http://{ip}:{port}/"));
     std::iter::once(kubectl).chain(curl).collect()
 }
 
-fn foot(look: &Look, kubeconfig: &Path, width: usize) -> Vec<Line> {
+fn foot(look: &Snapshot, kubeconfig: &Path, width: usize) -> Vec<Line> {
     let mut lines = vec![Line::default()];
     for command in commands(look, kubeconfig) {
         lines.extend(Line::wrapped(Style::Title, &command, width));

@@ -1,7 +1,7 @@
 use super::*;
 use crate::look::{DaemonLook, NodeLook};
 
-fn look() -> Look {
+fn look() -> Snapshot {
     let pod = |name: &str, status: &str| PodLook {
         name: format!("default/{name}"),
         status: status.into(),
@@ -12,7 +12,7 @@ fn look() -> Look {
         age: 125,
         ..PodLook::default()
     };
-    Look {
+    Snapshot {
         node: NodeLook {
             name: "longshore-1".into(),
             conditions: vec![

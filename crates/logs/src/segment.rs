@@ -103,10 +103,10 @@ impl Segment {
     }
 
     /// The file for a look that does not move the place at which it is read.
-    pub(super) fn look(&self) -> Look {
+    pub(super) fn look(&self) -> SegmentReader {
         match self.content {
-            Content::Plain(_) => Look::Plain(At { file: self.file.clone(), at: 0 }),
-            Content::Packed(_) => Look::Packed(Box::new(unpack(&self.file))),
+            Content::Plain(_) => SegmentReader::Plain(At { file: self.file.clone(), at: 0 }),
+            Content::Packed(_) => SegmentReader::Packed(Box::new(unpack(&self.file))),
         }
     }
 
@@ -154,12 +154,12 @@ fn unpack(file: &Arc<File>) -> Unpacked {
 }
 
 /// A segment's content from its beginning.
-pub(super) enum Look {
+pub(super) enum SegmentReader {
     Plain(At),
     Packed(Box<Unpacked>),
 }
 
-impl Read for Look {
+impl Read for SegmentReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Plain(at) => at.read(buffer),

@@ -10,7 +10,7 @@ use memchr::{memchr_iter, memrchr_iter};
 use super::Options;
 use super::chain::Chain;
 use super::format::{Parser, Part};
-use super::segment::{At, Look, Segment};
+use super::segment::{At, Segment, SegmentReader};
 
 const BLOCK: usize = 64 * 1024;
 /// How much of a file is looked at for its first time; what is not understood may come first.
@@ -45,13 +45,13 @@ impl Chain {
         let mut missing = lines;
         for (index, segment) in self.segments.iter_mut().enumerate().rev() {
             let found = match segment.look() {
-                Look::Plain(file) => {
+                SegmentReader::Plain(file) => {
                     let tail = plain_tail(&file, segment.end, missing)?;
                     segment.seek(tail.start);
                     tail.lines
                 }
                 // what is damaged has as many lines as can be read
-                Look::Packed(mut unpacked) => {
+                SegmentReader::Packed(mut unpacked) => {
                     let there = skip_lines(&mut unpacked, u64::MAX);
                     if let Some(unpacked) = segment.unpacked() {
                         skip_lines(unpacked, there.saturating_sub(missing));
@@ -70,7 +70,7 @@ impl Chain {
 }
 
 /// The time of the first line; `None` if there is none at the beginning.
-fn first_time(log: Look) -> Option<Timestamp> {
+fn first_time(log: SegmentReader) -> Option<Timestamp> {
     let mut first = Vec::new();
     // of what is damaged, as much as can be read
     let _ = log.take(FIRST_LINES).read_to_end(&mut first);

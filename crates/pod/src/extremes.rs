@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, PodStatus};
 use longshore_generators::{NUMBERS, TIMES, examples, hostile, text};
 use proptest::prelude::*;
 
-use crate::admission::{self, Abilities, Ledger, NodeView, Seat, Sysctls, Terms};
+use crate::admission::{self, Abilities, AdmissionContext, Ledger, NodeView, Reservation, Sysctls};
 use crate::backoff::{Backoff, RESTART_BASE, RESTART_MAX};
 use crate::eviction::{self, Layout, NodePressure, Observation, Observations, Signal, Texts};
 use crate::observed::{self, Enforced, ObservedPod, Sandbox, State, User};
@@ -20,7 +20,7 @@ use crate::probes::{Finding, ProbeKind, ProbeResults};
 use crate::resize::{self, PodResources, Rules};
 use crate::spec::Gates;
 use crate::status::{self, Context, Verdict};
-use crate::usage::{ContainerUsage, Figures, Memory, PodUsage, Space};
+use crate::usage::{CgroupUsage, ContainerUsage, Memory, PodUsage, Space};
 use crate::{Timestamp, deadline, downward, expand, hash, qos, resources, spec, termination};
 
 const SIGNALS: [Signal; 9] = [
@@ -137,7 +137,7 @@ fn any_usage() -> impl Strategy<Value = PodUsage> {
     (size(), size(), space(), space(), space(), space()).prop_map(
         |(number, limit, rootfs, logs, volume, own)| {
             let memory = Memory { working_set: number, limit: Some(limit), ..Memory::default() };
-            let figures = Figures {
+            let figures = CgroupUsage {
                 cpu: Some(number),
                 memory: Some(memory),
                 swap: Some(number),
@@ -239,7 +239,7 @@ proptest! {
         pressure in (any::<bool>(), any::<bool>(), any::<bool>()),
     ) {
         let mut ledger = Ledger::default();
-        let tickets: Vec<_> = others.iter().map(|pod| ledger.enter(Seat::new(pod))).collect();
+        let tickets: Vec<_> = others.iter().map(|pod| ledger.enter(Reservation::new(pod))).collect();
         let abilities = Abilities {
             sysctls: Sysctls::new(&[], (6, 1)).unwrap(),
             app_armor: false,
@@ -250,7 +250,7 @@ proptest! {
         let view = NodeView::new(&node, &node);
         let (memory, disk, pid) = pressure;
         let pressure = NodePressure { memory, disk, pid };
-        let terms = Terms { abilities: &abilities, node: &view, ledger: &ledger, pressure };
+        let terms = AdmissionContext { abilities: &abilities, node: &view, ledger: &ledger, pressure };
         admission::decide(&pod, &terms, |_| Ok(()));
         let mut critical = pod.clone();
         if let Some(spec) = &mut critical.spec {
@@ -265,7 +265,7 @@ proptest! {
             resize::operations(&pod, other);
             let given = other.spec.as_ref().map(|spec| PodResources::in_force(spec, Gates::default()));
             let given = given.unwrap_or_default();
-            resize::allotted(&pod, &given, Gates::default());
+            resize::allocated(&pod, &given, Gates::default());
             resize::ceiling(&pod, &given);
             resize::is_pod_stale(&pod, &given, Gates::default());
             resize::stale(&pod, &ObservedPod::default(), &given, Gates::default());

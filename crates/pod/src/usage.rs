@@ -44,7 +44,7 @@ impl Memory {
 
 /// What the processes of a cgroup use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct CgroupUsage {
     /// CPU time since it was made, in nanoseconds.
     pub cpu: Option<u64>,
     /// Memory.
@@ -61,7 +61,7 @@ pub struct ContainerUsage {
     /// Its name in the spec.
     pub name: String,
     /// What its processes use.
-    pub figures: Figures,
+    pub figures: CgroupUsage,
     /// What it has written over its image.
     pub rootfs: Option<Space>,
     /// Its logs.
@@ -72,7 +72,7 @@ pub struct ContainerUsage {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodUsage {
     /// What its processes use.
-    pub figures: Figures,
+    pub figures: CgroupUsage,
     /// Its containers that run.
     pub containers: Vec<ContainerUsage>,
     /// The volumes that the node keeps for it, by name.

@@ -14,7 +14,6 @@ mod auth;
 mod checkpoint;
 mod configz;
 mod debug;
-mod figures;
 mod health;
 mod limits;
 mod listen;
@@ -24,6 +23,7 @@ mod node_logs;
 mod pods;
 mod registries;
 mod router;
+mod stats;
 mod streaming;
 #[cfg(test)]
 mod tests;
@@ -52,9 +52,9 @@ use tracing::info;
 use self::audit::Audit;
 use self::auth::Auth;
 pub use self::auth::NoApiserver;
-pub use self::figures::Figures;
 pub use self::metrics::Requests;
 pub use self::registries::NodeMetrics;
+pub use self::stats::StatsEndpoints;
 use self::tls::Tls;
 pub use self::tls::TlsError;
 pub use self::zpages::Zpages;
@@ -86,7 +86,7 @@ pub trait Host: Send + Sync + 'static {
     fn healthy(&self) -> Result<(), String>;
 
     /// What the machine and its pods use; `None` to tell nothing of it.
-    fn figures(&self) -> Option<Figures> {
+    fn figures(&self) -> Option<StatsEndpoints> {
         None
     }
 }
@@ -156,7 +156,7 @@ impl Server {
         }
         if let Some(figures) = host.figures().filter(|_| config.cadvisor_port != 0) {
             let listener = listen(&settings.address, config.cadvisor_port)?;
-            let router = limits::limited(figures::cadvisor_routes(figures));
+            let router = limits::limited(stats::cadvisor_routes(figures));
             ports.push(Port { listener, tls: None, router });
         }
         if settings.healthz_port != 0 {

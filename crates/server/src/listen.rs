@@ -43,7 +43,7 @@ const HEAD: usize = 64 * 1024;
 /// How long a connection may be without a request after that.
 const IDLE: Duration = Duration::from_secs(90);
 /// How long a connection that is to end may take for it.
-const FAREWELL: Duration = Duration::from_secs(2);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// After this time without a word a peer is asked whether it is still there, and how often.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_PROBES: u32 = 4;
@@ -175,7 +175,7 @@ where
     }
     connection.as_mut().graceful_shutdown();
     // what is still unsaid then is half a head, or an answer that nobody takes
-    let _ = timeout(FAREWELL, connection).await;
+    let _ = timeout(SHUTDOWN_TIMEOUT, connection).await;
     Ok(())
 }
 

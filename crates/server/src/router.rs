@@ -10,7 +10,7 @@ use longshore_cri::Runtime;
 
 use super::zpages::Zpages;
 use super::{
-    Host, Refusal, checkpoint, configz, debug, figures, health, logs, metrics, node_logs, pods,
+    Host, Refusal, checkpoint, configz, debug, health, logs, metrics, node_logs, pods, stats,
     streaming,
 };
 
@@ -25,7 +25,7 @@ const ZPAGES: Zpages = Zpages {
 pub(super) fn read_only(host: &Arc<dyn Host>) -> Router {
     health::routes(Arc::clone(host))
         .merge(pods::routes(Arc::clone(host)))
-        .merge(figures::routes(host.figures()))
+        .merge(stats::routes(host.figures()))
         .merge(metrics::routes(Arc::clone(host)))
 }
 

@@ -55,7 +55,7 @@ pub use devices::{Devices, InUse};
 pub use error::Error;
 pub use mounted::{Mounted, PodMounts};
 pub use ownership::Ownership;
-pub use stats::{Condition, Filling, Lasting};
+pub use stats::{Condition, PersistentMount, VolumeStats};
 pub use sub_path::{SubPath, validate as validate_sub_path};
 
 use crate::plugins::Drivers;
@@ -68,7 +68,7 @@ use longshore_client::objects::{Changed, Objects};
 use metrics::Metrics;
 use persistent::Persistent;
 use source::{Source, kind_of};
-use stats::{Stand, Standing};
+use stats::{MountedAt, PersistentMounts};
 
 /// Sets up and takes down the volumes of pods. A cheap handle.
 #[derive(Clone)]
@@ -89,7 +89,7 @@ struct Inner {
     /// itself, which goes on when the caller does not wait for it any more.
     locks: Mutex<HashMap<String, Weak<RwLock<()>>>>,
     metrics: Metrics,
-    standing: Standing,
+    standing: PersistentMounts,
 }
 
 impl Volumes {
@@ -124,7 +124,7 @@ impl Volumes {
             kernel: iscsi::Kernel::default(),
             locks: Mutex::default(),
             metrics,
-            standing: Standing::default(),
+            standing: PersistentMounts::default(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -166,7 +166,7 @@ impl Volumes {
             let lasting = persistent.as_ref().map(Persistent::dir_name);
             mounted.name = lasting.unwrap_or_else(|| volume.name.clone());
             if source.outlives_pod() {
-                let stand = Stand::new(&source, &mounted);
+                let stand = MountedAt::new(&source, &mounted);
                 self.inner.standing.note(spec::uid(pod), &volume.name, stand);
             }
             Ok((volume.name.clone(), mounted))

@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use k8s_openapi::api::core::v1::LocalVolumeSource;
 
 use super::block::Map;
-use super::devices::{Held, Left};
+use super::devices::{DeviceGuard, Left};
 use super::error::Error;
 use super::host::format::{self, Wanted};
 use super::host::mounts::{self, BindOptions, Table};
@@ -104,7 +104,7 @@ pub(super) async fn take_down(node: &Inner, uid: &str, left: &Left) -> Result<()
 }
 
 /// Unmounts what is mounted for all pods, once no other pod uses it.
-pub(super) async fn unstage(held: &Held, uid: &str, global: PathBuf) -> Result<(), Error> {
+pub(super) async fn unstage(held: &DeviceGuard, uid: &str, global: PathBuf) -> Result<(), Error> {
     if held.has_others(uid) {
         return Ok(());
     }

@@ -22,19 +22,19 @@ const FILE_SYSTEM: &str = "statfs";
 
 /// A volume that outlives its pod, as it stands for one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Lasting {
+pub struct PersistentMount {
     /// Its name in the pod.
     pub name: String,
     /// The claim that leads to it, if one does.
     pub claim: Option<String>,
     /// The UID of the pod.
     uid: String,
-    stand: Stand,
+    stand: MountedAt,
 }
 
 /// Where a lasting volume stands, and who can tell of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Stand {
+pub(super) struct MountedAt {
     path: PathBuf,
     driven: Option<Driven>,
 }
@@ -50,7 +50,7 @@ pub(super) struct Driven {
 
 /// What a volume can hold and holds; 0 where nobody knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Filling {
+pub struct VolumeStats {
     /// Bytes in all, for those who may write, and in use.
     pub capacity: u64,
     /// Bytes that are left for those who are not root.
@@ -78,11 +78,11 @@ pub struct Condition {
 
 /// The lasting volumes that stand, by the UID of their pod and by their name in it.
 #[derive(Default)]
-pub(super) struct Standing(Mutex<Pods>);
+pub(super) struct PersistentMounts(Mutex<Pods>);
 
-type Pods = HashMap<String, BTreeMap<String, Stand>>;
+type Pods = HashMap<String, BTreeMap<String, MountedAt>>;
 
-impl Stand {
+impl MountedAt {
     pub(super) fn new(source: &Source<'_>, mounted: &Mounted) -> Self {
         let driven = match source {
             Source::Persistent(persistent) => persistent.driven(),
@@ -92,8 +92,8 @@ impl Stand {
     }
 }
 
-impl Standing {
-    pub(super) fn note(&self, uid: &str, volume: &str, stand: Stand) {
+impl PersistentMounts {
+    pub(super) fn note(&self, uid: &str, volume: &str, stand: MountedAt) {
         self.pods().entry(uid.to_owned()).or_default().insert(volume.to_owned(), stand);
     }
 
@@ -109,21 +109,21 @@ impl Standing {
 
 impl Volumes {
     /// The volumes of a pod that outlive it and that stand.
-    pub fn lasting(&self, pod: &Pod) -> Vec<Lasting> {
+    pub fn lasting(&self, pod: &Pod) -> Vec<PersistentMount> {
         let standing = self.inner.standing.pods();
         let Some(known) = standing.get(spec::uid(pod)) else { return Vec::new() };
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         let lasting = volumes.filter_map(|volume| {
             let stand = known.get(&volume.name)?.clone();
             let (name, uid) = (volume.name.clone(), spec::uid(pod).to_owned());
-            Some(Lasting { name, claim: claim(pod, volume), uid, stand })
+            Some(PersistentMount { name, claim: claim(pod, volume), uid, stand })
         });
         lasting.collect()
     }
 
     /// What is in a volume: as its driver tells, or else as its file system does. Waits as long as
     /// they let it; of a driver, until its call is given up.
-    pub async fn filling(&self, lasting: &Lasting) -> Result<Filling, Error> {
+    pub async fn filling(&self, lasting: &PersistentMount) -> Result<VolumeStats, Error> {
         if let Some(driven) = &lasting.stand.driven
             && let Some(told) = csi::stats(&self.inner, &lasting.uid, driven).await?
         {
@@ -133,7 +133,7 @@ impl Volumes {
         let found = blocking(move || {
             let found = match path.metadata() {
                 Ok(file) if file.file_type().is_block_device() => device(&path),
-                _ => FileSystem::of(&path).map(Filling::from),
+                _ => FileSystem::of(&path).map(VolumeStats::from),
             };
             found.map_err(|error| Error::io("look at the file system of", &path, error))
         });
@@ -143,13 +143,13 @@ impl Volumes {
     }
 
     /// Tells a pod that something is wrong with its volume.
-    pub fn warn_of_condition(&self, pod: &Pod, volume: &Lasting, condition: &Condition) {
+    pub fn warn_of_condition(&self, pod: &Pod, volume: &PersistentMount, condition: &Condition) {
         let message = format!("Volume {}: {}", volume.name, condition.message);
         self.inner.pod_events.pod(pod, true, "VolumeConditionAbnormal", &message);
     }
 }
 
-impl Lasting {
+impl PersistentMount {
     /// Whether a driver may be asked how full it is, which may cost it more than a look.
     pub fn is_driven(&self) -> bool {
         self.stand.driven.is_some()
@@ -157,9 +157,9 @@ impl Lasting {
 }
 
 /// Of a block device nobody knows more than its size.
-fn device(path: &Path) -> io::Result<Filling> {
+fn device(path: &Path) -> io::Result<VolumeStats> {
     let capacity = File::open(path)?.seek(SeekFrom::End(0))?;
-    Ok(Filling { capacity, ..Filling::default() })
+    Ok(VolumeStats { capacity, ..VolumeStats::default() })
 }
 
 /// The claim that a volume of the pod names, or that is made for it.
@@ -170,14 +170,14 @@ fn claim(pod: &Pod, volume: &Volume) -> Option<String> {
 }
 
 #[cfg(any(test, feature = "testing"))]
-impl Lasting {
+impl PersistentMount {
     /// One that a claim leads to.
     pub fn of_claim(name: &str, claim: &str) -> Self {
         Self { name: name.to_owned(), claim: Some(claim.to_owned()), ..Self::default() }
     }
 }
 
-impl From<FileSystem> for Filling {
+impl From<FileSystem> for VolumeStats {
     fn from(known: FileSystem) -> Self {
         Self {
             capacity: known.capacity,

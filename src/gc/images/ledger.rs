@@ -12,7 +12,7 @@ use longshore_cri::v1;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use super::plan::{Held, handler};
+use super::plan::{ImagesInUse, handler};
 use crate::gc::Error;
 
 const FILE: &str = "image_gc_state";
@@ -70,7 +70,7 @@ impl Ledger {
     }
 
     /// Take in which images there are and which of them are in use.
-    pub(super) fn note(&mut self, images: &[v1::Image], held: &Held, now: Timestamp) {
+    pub(super) fn note(&mut self, images: &[v1::Image], held: &ImagesInUse, now: Timestamp) {
         let before = std::mem::take(&mut self.0);
         for image in images {
             let key = Key::of(image, held.by_handler);

@@ -27,7 +27,7 @@ use ledger::Ledger;
 use longshore_client::events::{EventType, Recorder};
 use longshore_pod::labels;
 use longshore_podstate::desired::Desired;
-use plan::{Candidate, Held, candidates};
+use plan::{Candidate, ImagesInUse, candidates};
 
 /// How often images are looked at.
 const PERIOD: Duration = Duration::from_secs(300);
@@ -74,7 +74,7 @@ struct Shared {
 }
 
 /// What there is, and what of it may go.
-struct Look {
+struct Inventory {
     at: Timestamp,
     images: Vec<v1::Image>,
     candidates: Vec<Candidate>,
@@ -101,7 +101,7 @@ impl Images {
         Self { shared: Arc::new(Shared { parts, ledger: Mutex::default() }) }
     }
 
-    /// Look and collect every five minutes. Never ends.
+    /// Looks and collects every five minutes. Never ends.
     pub async fn run(self) {
         let policy = self.shared.parts.policy;
         let began = Timestamp::now();
@@ -166,7 +166,7 @@ impl Images {
     async fn collect_seen(
         &self,
         ledger: &mut Ledger,
-        look: &Look,
+        look: &Inventory,
         began: Timestamp,
     ) -> Result<(), Error> {
         let parts = &self.shared.parts;
@@ -220,7 +220,7 @@ impl Images {
     async fn make_room(
         &self,
         ledger: &mut Ledger,
-        look: &Look,
+        look: &Inventory,
         images: &[Candidate],
         wanted: u64,
         place: Option<&Path>,
@@ -248,7 +248,7 @@ impl Images {
     async fn remove(
         &self,
         ledger: &mut Ledger,
-        look: &Look,
+        look: &Inventory,
         image: &Candidate,
         reason: &'static str,
     ) -> Result<(), Error> {
@@ -270,11 +270,11 @@ impl Images {
     }
 
     /// Find out which images there are and which of them are in use, and note it.
-    async fn look(&self, ledger: &mut Ledger) -> Result<Look, Error> {
+    async fn look(&self, ledger: &mut Ledger) -> Result<Inventory, Error> {
         let Parts { cri, policy, .. } = &self.shared.parts;
         let at = Timestamp::now();
         let images = cri.list_images(None).await?;
-        let mut held = Held { by_handler: policy.by_handler, ..Held::default() };
+        let mut held = ImagesInUse { by_handler: policy.by_handler, ..ImagesInUse::default() };
         let containers = cri.list_containers(None).await?;
         for container in &containers {
             let spec = container.image.as_ref();
@@ -296,14 +296,14 @@ impl Images {
         ledger.note(&images, &held, at);
         let candidates = candidates(&images, ledger, &held);
         debug!(images = images.len(), unused = candidates.len(), "images were looked at");
-        Ok(Look { at, images, candidates })
+        Ok(Inventory { at, images, candidates })
     }
 
     /// Images that are mounted as volumes are in use like those that containers run.
     async fn hold_mounted(
         &self,
         containers: &[v1::Container],
-        held: &mut Held,
+        held: &mut ImagesInUse,
     ) -> Result<(), Error> {
         let Parts { cri, desired, .. } = &self.shared.parts;
         let may_mount = |container: &&v1::Container| {

@@ -77,13 +77,13 @@ impl Candidate {
 
 /// Names and ids by which containers and sandboxes hold images.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Held {
+pub(super) struct ImagesInUse {
     /// With the handler that it is held for, if handlers are told apart.
     pub(super) names: HashSet<(String, String)>,
     pub(super) by_handler: bool,
 }
 
-impl Held {
+impl ImagesInUse {
     pub(super) fn hold(&mut self, name: &str, handler: &str) {
         if !name.is_empty() {
             let handler = if self.by_handler { handler } else { "" };
@@ -105,7 +105,11 @@ pub(super) fn handler(image: &v1::Image) -> &str {
 
 /// The images that nobody holds, in the order in which they go: those never used first, then the
 /// least recently used; of those alike, the first seen.
-pub(super) fn candidates(images: &[v1::Image], ledger: &Ledger, held: &Held) -> Vec<Candidate> {
+pub(super) fn candidates(
+    images: &[v1::Image],
+    ledger: &Ledger,
+    held: &ImagesInUse,
+) -> Vec<Candidate> {
     let unused = images.iter().filter(|image| !image.pinned && !held.holds(image));
     let candidate = |image: &v1::Image| {
         let key = Key::of(image, held.by_handler);

@@ -37,8 +37,8 @@ fn of_handler(id: &str, handler: &str) -> v1::Image {
     v1::Image { spec: Some(spec), ..image(id) }
 }
 
-fn held(names: &[&str]) -> Held {
-    let mut held = Held::default();
+fn held(names: &[&str]) -> ImagesInUse {
+    let mut held = ImagesInUse::default();
     names.iter().for_each(|name| held.hold(name, ""));
     held
 }
@@ -114,7 +114,7 @@ fn ages_keep_and_end() {
 fn handlers_have_images_of_their_own_if_the_gate_says_so() {
     let images = [of_handler("a", "runc"), of_handler("a", "kata")];
     for (by_handler, expected) in [(false, vec![]), (true, vec!["kata"])] {
-        let mut held = Held { by_handler, ..Held::default() };
+        let mut held = ImagesInUse { by_handler, ..ImagesInUse::default() };
         held.hold("sha256:a", "runc");
         let mut ledger = Ledger::default();
         ledger.note(&images, &held, at(1));
@@ -129,7 +129,7 @@ fn what_is_known_survives_a_restart_and_damage_does_no_harm() {
     assert_eq!(Ledger::load(dir.path()), Ledger::default());
     let mut ledger = Ledger::default();
     let images = [image("a"), of_handler("b", "kata")];
-    let mut by_handler = Held { by_handler: true, ..Held::default() };
+    let mut by_handler = ImagesInUse { by_handler: true, ..ImagesInUse::default() };
     ledger.note(&images, &by_handler, at(5));
     by_handler.hold("sha256:a", "");
     ledger.note(&images, &by_handler, at(7));
@@ -142,7 +142,7 @@ fn what_is_known_survives_a_restart_and_damage_does_no_harm() {
         assert_eq!(Ledger::load(dir.path()), Ledger::default(), "{damage}");
     }
     // A clock that was set back makes nothing immortal.
-    ledger.note(&images, &Held { by_handler: true, ..Held::default() }, at(1));
+    ledger.note(&images, &ImagesInUse { by_handler: true, ..ImagesInUse::default() }, at(1));
     let seen = ledger.get(&Key::of(&images[0], true)).unwrap();
     assert_eq!((seen.first_detected, seen.last_used), (at(1), Some(at(1))));
     let nowhere = ledger.save(&dir.path().join("none")).unwrap_err().to_string();

@@ -7,14 +7,14 @@ use longshore_pod::{labels, spec};
 
 use super::ledger::{Key, Ledger};
 use super::plan::handler;
-use super::{Look, Parts};
+use super::{Inventory, Parts};
 use crate::gc::{blocking, disk};
 
 /// What takes room on the file system at `place`, with its size in bytes. What cannot be found out
 /// is left out.
 pub(super) async fn find(
     parts: &Parts,
-    look: &Look,
+    look: &Inventory,
     ledger: &Ledger,
     place: &Path,
 ) -> Vec<(String, u64)> {

@@ -286,7 +286,7 @@ fn contained<T>(request: impl Future<Output = Result<T>>) -> impl Future<Output 
 }
 
 fn too_long() -> StatusError {
-    StatusError::timeout("request did not complete within the allotted timeout")
+    StatusError::timeout("request did not complete within the allocated timeout")
 }
 
 impl Call<'_> {

@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(2500);
 
 /// What one variant did with so many services.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Figures {
+pub(crate) struct Measurements {
     pub(crate) backend: Backend,
     pub(crate) services: usize,
     /// How long all rules took as text, without the kernel.
@@ -51,7 +51,7 @@ pub(crate) struct Phase {
 }
 
 /// Measures everything; what it started is gone when it returns.
-pub(crate) async fn run(args: &Args) -> Result<Vec<Figures>> {
+pub(crate) async fn run(args: &Args) -> Result<Vec<Measurements>> {
     let mut figures = Vec::new();
     for services in &args.services {
         let render_seconds = render::seconds(*services, ENDPOINTS)?;
@@ -61,7 +61,7 @@ pub(crate) async fn run(args: &Args) -> Result<Vec<Figures>> {
             let phases = measure(&mut world, *services, args.repeat.into()).await;
             let phases = phases.map_err(|error| world.explain(error))?;
             world.stop()?;
-            figures.push(Figures { backend, services: *services, render_seconds, phases });
+            figures.push(Measurements { backend, services: *services, render_seconds, phases });
         }
     }
     Ok(figures)

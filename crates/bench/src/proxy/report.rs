@@ -1,16 +1,16 @@
 //! The figures as a table for people, in the form of docs/benchmarks-proxy.md.
 use std::fmt::Write;
 
-use super::{Figures, Phase};
+use super::{Measurements, Phase};
 use crate::statistics::{Spread, median};
 
 /// A line a phase: medians, and the worst time.
-pub(crate) fn table(figures: &[Figures]) -> String {
+pub(crate) fn table(figures: &[Measurements]) -> String {
     let mut table = String::from(
         "| services | iptables | | time | worst | CPU-seconds, own | with programs | lock held | MiB (peak) |\n\
          |---|---|---|---|---|---|---|---|---|\n",
     );
-    for Figures { backend, services, phases, .. } in figures {
+    for Measurements { backend, services, phases, .. } in figures {
         for phase in phases {
             // writing into a string cannot fail
             let _ = writeln!(table, "| {services} | {backend} | {}", cells(phase));
@@ -19,7 +19,7 @@ pub(crate) fn table(figures: &[Figures]) -> String {
     table.push_str("\n| services | all rules as text |\n|---|---|\n");
     // the same for all variants
     let mut last = None;
-    for Figures { services, render_seconds, .. } in figures {
+    for Measurements { services, render_seconds, .. } in figures {
         if last.replace(services) != Some(services) {
             let _ = writeln!(table, "| {services} | {} |", time(*render_seconds));
         }
@@ -63,13 +63,13 @@ mod tests {
             lock_seconds: None,
             memory: Memory { rss: 10.0, pss: 9.0, peak: 12.0 },
         };
-        let figures = Figures {
+        let figures = Measurements {
             backend: Backend::Nft,
             services: 10,
             render_seconds: 0.05,
             phases: vec![phase],
         };
-        let legacy = Figures { backend: Backend::Legacy, ..figures.clone() };
+        let legacy = Measurements { backend: Backend::Legacy, ..figures.clone() };
         let table = table(&[figures, legacy]);
         let third = table.lines().nth(2);
         let line = "| 10 | nft | cold | 20 ms | 1.50 s | 0.100 | 0.200 | none | 10.0 (12.0) |";

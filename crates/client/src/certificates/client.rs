@@ -17,7 +17,7 @@ use longshore_metrics::RestClient;
 use tokio::sync::watch;
 use tracing::{error, info};
 
-use crate::{Credentials, Identity, Limits, Standing};
+use crate::{CredentialState, Credentials, Identity, Limits};
 use longshore_config::Config;
 
 use super::keeper::{Keeper, Parts};
@@ -108,17 +108,17 @@ impl ClientCertificate {
         if !rotate && credential == Credential::Own {
             return Ok(Some(Self { credentials, keeper: None }));
         }
-        let standing = watch::Sender::new(Standing::Kubeconfig);
+        let standing = watch::Sender::new(CredentialState::Kubeconfig);
         let identity =
             Identity { path: files.store.current_path(), standing: standing.subscribe() };
         let credentials = Credentials { identity: Some(identity), ..credentials };
         let template = watch::Sender::new(Some(Template::node(&config.node_name))).subscribe();
         let judge = files.clone();
         let otherwise = move |lack| match judge.credential(Timestamp::now()) {
-            Credential::Own => Standing::Kubeconfig,
-            Credential::Store => Standing::Lacking(lack),
+            Credential::Own => CredentialState::Kubeconfig,
+            Credential::Store => CredentialState::Lacking(lack),
             Credential::Unusable(reason) => {
-                Standing::Lacking(format!("kubeconfig: {reason}; {lack}"))
+                CredentialState::Lacking(format!("kubeconfig: {reason}; {lack}"))
             }
         };
         let (asked, rest_client) = (credentials.clone(), rest_client.clone());

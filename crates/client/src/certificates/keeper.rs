@@ -15,7 +15,7 @@ use super::metrics::CertificateMetrics;
 use super::pair::Leaf;
 use super::request::{Request, RequestError, Signer, Template};
 use super::store::{Store, StoreError};
-use crate::Standing;
+use crate::CredentialState;
 
 /// How often the files are looked at: somebody else may replace them, and a machine that slept has
 /// a clock that leaps.
@@ -45,8 +45,8 @@ pub(super) struct Parts {
     /// Whether it is renewed before it ends; otherwise only what is missing is asked for.
     pub(super) renew: bool,
     /// What clients do while the store has nothing good, from what is missing.
-    pub(super) otherwise: Box<dyn Fn(String) -> Standing + Send + Sync>,
-    pub(super) standing: watch::Sender<Standing>,
+    pub(super) otherwise: Box<dyn Fn(String) -> CredentialState + Send + Sync>,
+    pub(super) standing: watch::Sender<CredentialState>,
     pub(super) metrics: CertificateMetrics,
 }
 
@@ -121,7 +121,7 @@ impl Keeper {
                 Some(trouble) => (self.parts.otherwise)(format!("{lack}; {trouble}")),
                 None => (self.parts.otherwise)(lack),
             },
-            None => Standing::Kept(self.version),
+            None => CredentialState::Kept(self.version),
         };
         self.parts.standing.send_if_modified(|told| {
             let changed = *told != standing;
@@ -147,7 +147,7 @@ impl Keeper {
         if let Some(lack) = self.lack(now) {
             let otherwise = (self.parts.otherwise)(lack.clone());
             // a kubeconfig that serves by itself is left in peace
-            let serves = !self.parts.renew && otherwise == Standing::Kubeconfig;
+            let serves = !self.parts.renew && otherwise == CredentialState::Kubeconfig;
             return if serves { Ok(Timestamp::MAX) } else { Err(lack) };
         }
         let Some(Known { leaf, lot }) = &self.known else { return Ok(Timestamp::MAX) };

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::Standing;
+use crate::CredentialState;
 use futures::FutureExt;
 use k8s_openapi::api::core::v1::{Node, NodeAddress};
 use kube::Client;
@@ -42,8 +42,8 @@ pub fn keep(
         template,
         way: Box::new(move |_| futures::future::ready(Ok(client.clone())).boxed()),
         renew: true,
-        otherwise: Box::new(Standing::Lacking),
-        standing: watch::Sender::new(Standing::Lacking(String::new())),
+        otherwise: Box::new(CredentialState::Lacking),
+        standing: watch::Sender::new(CredentialState::Lacking(String::new())),
         metrics,
     });
     let name = config.node_name.clone();

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 
 use super::affinity::{self, Labels};
 use super::amounts::{Amounts, is_extended};
-use super::ledger::{InUse, Seat};
+use super::ledger::{InUse, Reservation};
 use super::taints;
 use crate::spec;
 use crate::status::Verdict;
@@ -99,7 +99,7 @@ impl Misfit {
 /// All that speaks against a pod that would take `new`, in upstream's order.
 pub(super) fn misfits(
     pod: &Pod,
-    new: &Seat,
+    new: &Reservation,
     node: &NodeView<'_>,
     used: InUse<'_>,
     comparisons: bool,

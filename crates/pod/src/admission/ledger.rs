@@ -16,7 +16,7 @@ pub type Ticket = u64;
 
 /// What a pod holds.
 #[derive(Clone, Debug)]
-pub struct Seat {
+pub struct Reservation {
     pub(super) requests: Amounts,
     pub(super) ports: Vec<Port>,
     pub(super) class: QosClass,
@@ -26,7 +26,7 @@ pub struct Seat {
     leaves: bool,
 }
 
-impl Seat {
+impl Reservation {
     /// What the pod holds once it is taken in.
     pub fn new(pod: &Pod) -> Self {
         let pod_spec = pod.spec.as_ref();
@@ -57,7 +57,7 @@ pub(super) struct InUse<'a> {
 /// Who holds what.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    seats: BTreeMap<Ticket, Seat>,
+    seats: BTreeMap<Ticket, Reservation>,
     last: Ticket,
     /// Of all pods, those that leave among them.
     total: Amounts,
@@ -69,14 +69,14 @@ pub struct Ledger {
 
 impl Ledger {
     /// Enter a pod, whatever is there.
-    pub fn enter(&mut self, seat: Seat) -> Ticket {
+    pub fn enter(&mut self, seat: Reservation) -> Ticket {
         self.last = self.last.saturating_add(1);
         self.put(self.last, seat);
         self.last
     }
 
     /// Enter a pod under a ticket that it had before.
-    pub fn put(&mut self, ticket: Ticket, seat: Seat) {
+    pub fn put(&mut self, ticket: Ticket, seat: Reservation) {
         self.release(ticket);
         self.total.add(&seat.requests);
         seat.ports.iter().for_each(|port| self.ports.take(port));
@@ -88,7 +88,7 @@ impl Ledger {
     }
 
     /// The pod has ended, or is looked at as if it had: what it held is free.
-    pub fn release(&mut self, ticket: Ticket) -> Option<Seat> {
+    pub fn release(&mut self, ticket: Ticket) -> Option<Reservation> {
         let seat = self.seats.remove(&ticket)?;
         self.total.subtract(&seat.requests);
         seat.ports.iter().for_each(|port| self.ports.give_back(port));
@@ -123,7 +123,7 @@ impl Ledger {
     }
 
     /// Pods that stay, first come first.
-    pub(super) fn staying(&self) -> impl Iterator<Item = (Ticket, &Seat)> {
+    pub(super) fn staying(&self) -> impl Iterator<Item = (Ticket, &Reservation)> {
         self.seats.iter().filter(|(_, seat)| !seat.leaves).map(|(ticket, seat)| (*ticket, seat))
     }
 

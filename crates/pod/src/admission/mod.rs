@@ -26,7 +26,7 @@ pub use abilities::Abilities;
 pub use affinity::selects_node;
 pub use amounts::Amounts;
 pub use fit::NodeView;
-pub use ledger::{Ledger, Seat, Ticket};
+pub use ledger::{Ledger, Reservation, Ticket};
 pub use preemption::preempted;
 pub use sysctls::{Error, Sysctls};
 
@@ -53,7 +53,7 @@ pub enum Decision {
 
 /// What a decision depends on besides the pod.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms<'a> {
+pub struct AdmissionContext<'a> {
     /// What can be done for pods here.
     pub abilities: &'a Abilities,
     /// The node as it is now.
@@ -69,7 +69,7 @@ pub struct Terms<'a> {
 /// Nobody has to make way for a pod that is refused all the same.
 pub fn decide(
     pod: &Pod,
-    terms: &Terms<'_>,
+    terms: &AdmissionContext<'_>,
     managers: impl FnOnce(&Pod) -> Result<(), Verdict>,
 ) -> Decision {
     let refuse = |verdict| Decision::Refuse { verdict, by_labels: false };
@@ -90,9 +90,9 @@ pub fn decide(
 }
 
 /// A place for the pod, if need be one that others give up.
-fn fit_in(pod: &Pod, terms: &Terms<'_>) -> Decision {
-    let Terms { abilities, node, ledger, .. } = *terms;
-    let new = Seat::resized(pod);
+fn fit_in(pod: &Pod, terms: &AdmissionContext<'_>) -> Decision {
+    let AdmissionContext { abilities, node, ledger, .. } = *terms;
+    let new = Reservation::resized(pod);
     let misfits = |used| fit::misfits(pod, &new, node, used, abilities.toleration_comparisons);
     let found = misfits(ledger.in_use());
     let Some(first) = found.first() else {
@@ -124,11 +124,12 @@ fn fit_in(pod: &Pod, terms: &Terms<'_>) -> Decision {
 }
 
 /// Why a pod that is there, and that the ledger is asked without, may not have what it requests now.
-pub fn refuses_resize(pod: &Pod, terms: &Terms<'_>) -> Option<Verdict> {
-    let Terms { abilities, node, ledger, pressure } = *terms;
+pub fn refuses_resize(pod: &Pod, terms: &AdmissionContext<'_>) -> Option<Verdict> {
+    let AdmissionContext { abilities, node, ledger, pressure } = *terms;
     pressure::refuses(pod, pressure, abilities.toleration_comparisons).or_else(|| {
         let comparisons = abilities.toleration_comparisons;
-        let found = fit::misfits(pod, &Seat::resized(pod), node, ledger.in_use(), comparisons);
+        let found =
+            fit::misfits(pod, &Reservation::resized(pod), node, ledger.in_use(), comparisons);
         found.into_iter().find(|misfit| misfit.lack().is_some()).map(|misfit| misfit.verdict())
     })
 }

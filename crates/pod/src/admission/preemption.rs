@@ -4,7 +4,7 @@
 use k8s_openapi::api::core::v1::Pod;
 
 use super::fit::Lack;
-use super::ledger::{Ledger, Seat, Ticket};
+use super::ledger::{Ledger, Reservation, Ticket};
 use crate::qos::QosClass;
 use crate::status::Verdict;
 
@@ -21,8 +21,8 @@ type Need<'a> = Vec<(&'a str, i64)>;
 
 /// Pods whose end frees what is lacking, or why there are none.
 pub(super) fn victims(pod: &Pod, ledger: &Ledger, lacks: &[&Lack]) -> Result<Vec<Ticket>, String> {
-    let preemptor = Seat::new(pod);
-    let of = |class: QosClass| -> Vec<(Ticket, &Seat)> {
+    let preemptor = Reservation::new(pod);
+    let of = |class: QosClass| -> Vec<(Ticket, &Reservation)> {
         let candidates = ledger.staying().filter(|(_, seat)| gives_way(seat, &preemptor));
         candidates.filter(|(_, seat)| seat.class == class).collect()
     };
@@ -46,7 +46,7 @@ pub(super) fn victims(pod: &Pod, ledger: &Ledger, lacks: &[&Lack]) -> Result<Vec
 }
 
 /// Whether a pod has to end for another one.
-fn gives_way(seat: &Seat, preemptor: &Seat) -> bool {
+fn gives_way(seat: &Reservation, preemptor: &Reservation) -> bool {
     let more = || match (preemptor.priority, seat.priority) {
         (Some(own), Some(other)) => own > other,
         _ => false,
@@ -57,9 +57,9 @@ fn gives_way(seat: &Seat, preemptor: &Seat) -> bool {
 /// Take the pod that comes nearest to the need until it is met; of two that come as near, the one
 /// that asks for less, and of two that ask for the same, the younger one.
 fn nearest<'a>(
-    mut pods: Vec<(Ticket, &'a Seat)>,
+    mut pods: Vec<(Ticket, &'a Reservation)>,
     mut need: Need<'_>,
-) -> Result<Vec<(Ticket, &'a Seat)>, String> {
+) -> Result<Vec<(Ticket, &'a Reservation)>, String> {
     let mut chosen = Vec::new();
     while !need.is_empty() {
         let mut best: Option<(usize, f64)> = None;
@@ -81,7 +81,7 @@ fn nearest<'a>(
 }
 
 /// What is still needed once those pods have ended.
-fn without<'a>(need: &[(&'a str, i64)], pods: &[(Ticket, &Seat)]) -> Need<'a> {
+fn without<'a>(need: &[(&'a str, i64)], pods: &[(Ticket, &Reservation)]) -> Need<'a> {
     let rest = |resource: &str, amount: i64| {
         pods.iter().fold(amount, |rest, (_, seat)| rest.saturating_sub(held(seat, resource)))
     };
@@ -91,7 +91,7 @@ fn without<'a>(need: &[(&'a str, i64)], pods: &[(Ticket, &Seat)]) -> Need<'a> {
 
 /// How far the end of a pod is from meeting a need: of each resource the part that still lacks,
 /// squared.
-fn distance(need: &[(&str, i64)], seat: &Seat) -> f64 {
+fn distance(need: &[(&str, i64)], seat: &Reservation) -> f64 {
     let part = |(name, amount): &(&str, i64)| {
         let rest = amount.saturating_sub(held(seat, name)).max(0);
         (rest as f64 / *amount as f64).powi(2)
@@ -99,12 +99,12 @@ fn distance(need: &[(&str, i64)], seat: &Seat) -> f64 {
     need.iter().map(part).sum()
 }
 
-fn held(seat: &Seat, resource: &str) -> i64 {
+fn held(seat: &Reservation, resource: &str) -> i64 {
     if resource == "pods" { 1 } else { seat.requests.get(resource) }
 }
 
-fn is_smaller(seat: &Seat, other: &Seat) -> bool {
-    let size = |seat: &Seat| (seat.requests.get("memory"), seat.requests.get("cpu"));
+fn is_smaller(seat: &Reservation, other: &Reservation) -> bool {
+    let size = |seat: &Reservation| (seat.requests.get("memory"), seat.requests.get("cpu"));
     size(seat) <= size(other)
 }
 

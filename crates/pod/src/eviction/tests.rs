@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::usage::{ContainerUsage, Figures, Memory, PodUsage, Space};
+use crate::usage::{CgroupUsage, ContainerUsage, Memory, PodUsage, Space};
 
 const MI: u64 = 1 << 20;
 const GI: i64 = 1 << 30;
@@ -240,9 +240,9 @@ fn asks(priority: i32, requests: Value) -> Value {
     json!({"priority": priority, "containers": [{"name": "c", "resources": {"requests": requests}}]})
 }
 
-fn memory(bytes: u64) -> Figures {
+fn memory(bytes: u64) -> CgroupUsage {
     let memory = Memory { usage: bytes + MI, working_set: bytes, rss: bytes, limit: None };
-    Figures { memory: Some(memory), ..Figures::default() }
+    CgroupUsage { memory: Some(memory), ..CgroupUsage::default() }
 }
 
 fn uses_memory(bytes: u64) -> PodUsage {
@@ -280,7 +280,7 @@ fn memory_goes_by_use_over_request_then_priority_then_excess() {
 #[test]
 fn pids_go_by_priority_then_use() {
     let tasks = |count| {
-        let figures = Figures { tasks: Some(count), ..Figures::default() };
+        let figures = CgroupUsage { tasks: Some(count), ..CgroupUsage::default() };
         Some(PodUsage { figures, ..PodUsage::default() })
     };
     let pods = [

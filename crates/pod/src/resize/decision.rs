@@ -53,8 +53,8 @@ impl Infeasible {
 }
 
 /// Why the pod can never be given what it asks for instead of what it has, if it cannot.
-pub fn infeasible(pod: &Pod, allotted: &Pod, rules: Rules) -> Option<Infeasible> {
-    let (asks, has) = (pod.spec.as_ref()?, allotted.spec.as_ref()?);
+pub fn infeasible(pod: &Pod, allocated: &Pod, rules: Rules) -> Option<Infeasible> {
+    let (asks, has) = (pod.spec.as_ref()?, allocated.spec.as_ref()?);
     let pairs = || {
         let pairs = spec::containers(asks).zip(spec::containers(has));
         pairs.map(|((_, asks), (_, has))| (asks, has))
@@ -63,7 +63,7 @@ pub fn infeasible(pod: &Pod, allotted: &Pod, rules: Rules) -> Option<Infeasible>
     let swaps = |asks: &Container, has: &Container| {
         memory_moves((asks, has))
             && !restarts(has, "memory")
-            && (qos::may_swap(pod, asks) || qos::may_swap(allotted, has))
+            && (qos::may_swap(pod, asks) || qos::may_swap(allocated, has))
     };
     if rules.limited_swap && pairs().any(|(asks, has)| swaps(asks, has)) {
         return Some(Infeasible::Swap);
@@ -113,10 +113,10 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// The place of a pod that has what `allotted` says, and waits since then.
-    pub fn new(pod: &Pod, allotted: &Pod, since: Option<Timestamp>) -> Self {
+    /// The place of a pod that has what `allocated` says, and waits since then.
+    pub fn new(pod: &Pod, allocated: &Pod, since: Option<Timestamp>) -> Self {
         let of = |pod: &Pod| pod.spec.as_ref().map(requests).unwrap_or_default();
-        let (asks, has) = (of(pod), of(allotted));
+        let (asks, has) = (of(pod), of(allocated));
         Self {
             increases: COUNTED.iter().any(|count| count(&asks) > count(&has)),
             priority: Reverse(pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0)),

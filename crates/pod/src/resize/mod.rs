@@ -87,7 +87,7 @@ fn can_be_given(kind: ContainerKind, gates: Gates) -> bool {
 
 /// The pod with the resources that it was given in the place of those that its spec asks for;
 /// `None` if they are the same.
-pub fn allotted(pod: &Pod, given: &PodResources, gates: Gates) -> Option<Pod> {
+pub fn allocated(pod: &Pod, given: &PodResources, gates: Gates) -> Option<Pod> {
     let pod_spec = pod.spec.as_ref()?;
     let differs = |container: &Container| {
         let own = given.containers.get(&container.name);

@@ -84,16 +84,16 @@ fn a_pod_has_what_it_was_given_however_that_is_written() {
     let pod = one(json!({"cpu": "1"}), json!({"memory": "1Gi"}));
     let gates = Gates::default();
     let equal = asked(&one(json!({"cpu": "1000m"}), json!({"memory": "1024Mi"})));
-    assert_eq!(allotted(&pod, &equal, gates), None);
+    assert_eq!(allocated(&pod, &equal, gates), None);
     let less = asked(&one(json!({"cpu": "500m"}), json!({"memory": "1Gi"})));
-    let has = allotted(&pod, &less, gates).unwrap();
+    let has = allocated(&pod, &less, gates).unwrap();
     assert_eq!(asked(&has), less);
     assert_eq!(has.metadata, pod.metadata);
     // A container that is not known of stays as it is.
-    assert_eq!(allotted(&pod, &PodResources::default(), gates), None);
+    assert_eq!(allocated(&pod, &PodResources::default(), gates), None);
     let as_a_whole = PodResources { pod: Some(less.containers["c"].clone()), ..equal };
-    assert!(allotted(&pod, &as_a_whole, gates).is_some());
-    assert_eq!(allotted(&pod, &as_a_whole, Gates { resize_pods: false, ..gates }), None);
+    assert!(allocated(&pod, &as_a_whole, gates).is_some());
+    assert_eq!(allocated(&pod, &as_a_whole, Gates { resize_pods: false, ..gates }), None);
 }
 
 #[test]
@@ -254,9 +254,9 @@ proptest! {
     fn what_was_given_replaces_what_is_asked(pod in any_pod(), other in any_pod()) {
         let gates = Gates::default();
         let given = asked(&other);
-        let has = allotted(&pod, &given, gates).unwrap_or_else(|| pod.clone());
-        prop_assert_eq!(allotted(&has, &given, gates), None);
-        prop_assert_eq!(allotted(&pod, &asked(&pod), gates), None);
+        let has = allocated(&pod, &given, gates).unwrap_or_else(|| pod.clone());
+        prop_assert_eq!(allocated(&has, &given, gates), None);
+        prop_assert_eq!(allocated(&pod, &asked(&pod), gates), None);
     }
 
     /// So the pod's cgroup holds its containers all the time between the one and the other.

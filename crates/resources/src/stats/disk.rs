@@ -63,7 +63,7 @@ impl Volume {
 
 /// Where a pod has its files.
 #[derive(Clone, Debug)]
-pub(super) struct Places {
+pub(super) struct PodPaths {
     volumes: Vec<Volume>,
     logs: PathBuf,
     /// A file that every container of the pod may write to.
@@ -72,7 +72,7 @@ pub(super) struct Places {
     termination_logs: PathBuf,
 }
 
-impl Places {
+impl PodPaths {
     pub(super) fn of(pod: &Pod, root_dir: &Path, pod_logs_dir: &Path) -> Self {
         let dir = root_dir.join("pods").join(spec::uid(pod));
         let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref());

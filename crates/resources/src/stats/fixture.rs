@@ -8,7 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use longshore_generators::{NUMBERS, TIMES, text};
 use longshore_machine::FileSystem;
 use longshore_pod::observed::{Container, ObservedPod, Sandbox, State};
-use longshore_pod::usage::{Figures, Memory};
+use longshore_pod::usage::{CgroupUsage, Memory};
 use proptest::prelude::*;
 
 use super::links::End;
@@ -107,7 +107,7 @@ pub fn pod(name: &str, uid: &str, made: i64, containers: Vec<Container>) -> PodG
 /// A machine with these pods, which are sorted by name.
 pub fn snapshot(pods: Vec<PodGroup>) -> Snapshot {
     let memory = Memory { usage: 5000, working_set: 4000, rss: 3000, limit: Some(100_000) };
-    let figures = Figures { memory: Some(memory), ..Figures::default() };
+    let figures = CgroupUsage { memory: Some(memory), ..CgroupUsage::default() };
     let pids = Pids { max: 1000, running: 10 };
     let machine = Machine { figures, memory, swap_total: 500, swap_free: 300, pids };
     let mut devices = Devices::default();

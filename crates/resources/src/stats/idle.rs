@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use longshore_pod::usage::Memory;
 
 use super::cgroup::{Cgroup, Detail, MemoryUse, Reader, Watch};
-use super::look::Look;
+use super::cgroup_reader::CgroupReader;
 use super::snapshot::PodGroup;
 
 /// So long, what was read of a pod that does nothing holds.
@@ -42,7 +42,7 @@ impl PodGroup {
     /// The same at this moment, but for what changes though it is idle: memory that the kernel takes
     /// from it, averages of what it waited for, writes that come later, and packets. `None` if that
     /// cannot be read.
-    pub(super) fn again(&self, cgroup: &Cgroup, look: &mut Look<'_>) -> Option<Self> {
+    pub(super) fn again(&self, cgroup: &Cgroup, look: &mut CgroupReader<'_>) -> Option<Self> {
         let mut same = self.clone();
         let watch = same.watch.take().or_else(|| Some(Arc::new(Watch::open(cgroup).ok()?)))?;
         let reader = &mut look.reader;
@@ -106,9 +106,9 @@ mod tests {
 
     use super::super::Stalls;
     use super::super::cgroup::{Detail, Hierarchies};
+    use super::super::cgroup_reader::Job;
     use super::super::fixture;
     use super::super::links::Links;
-    use super::super::look::Job;
     use super::super::opened::Opened;
     use super::*;
 
@@ -134,7 +134,7 @@ mod tests {
         };
         change(10, 100);
         let (opened, links) = (Opened::default(), Links::default());
-        let mut look = Look::new(Detail::Everything, &opened, &links).unwrap();
+        let mut look = CgroupReader::new(Detail::Everything, &opened, &links).unwrap();
         let cgroup = Cgroup::root(&Hierarchies::at(root.path(), false)).child("pod1");
         let containers = vec![fixture::container("c1", "c", fixture::AT)];
         let pod = fixture::pod("a", "1", fixture::AT, containers).pod;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use longshore_pod::usage::{Figures, Memory};
+use longshore_pod::usage::{CgroupUsage, Memory};
 use procfs::Current;
 
 use super::cgroup::{Cgroup, Hierarchies, Reader};
@@ -11,7 +11,7 @@ use super::cgroup::{Cgroup, Hierarchies, Reader};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
     /// What all its processes use. The limit of memory is what the machine has.
-    pub figures: Figures,
+    pub figures: CgroupUsage,
     /// Memory, as part of it.
     pub memory: Memory,
     /// Bytes of swap that there are.
@@ -38,7 +38,7 @@ impl Machine {
         let used = root.memory(&mut reader, false)?.memory;
         let memory = Memory { limit: Some(info.mem_total), ..used };
         let pids = Pids::read()?;
-        let figures = Figures {
+        let figures = CgroupUsage {
             cpu: root.cpu(&mut reader).ok().map(|cpu| cpu.total),
             memory: Some(memory),
             swap: Some(info.swap_total.saturating_sub(info.swap_free)),

@@ -11,22 +11,22 @@
 //!
 //! Current limitations: project quotas are not asked, and on cgroup v1 nothing tells eviction of swap.
 
+mod cached;
 mod cgroup;
+mod cgroup_reader;
 mod devices;
 mod disk;
-mod figure;
 #[cfg(any(test, feature = "testing"))]
 pub mod fixture;
 mod idle;
 mod links;
-mod look;
 mod machine;
 mod mounts;
 mod opened;
-mod places;
 mod pods;
 mod process;
 mod rates;
+mod runtime_storage;
 mod snapshot;
 mod storage;
 mod system;
@@ -47,23 +47,23 @@ use crate::cgroups::Cgroups;
 use longshore_podstate::observe::Observer;
 use mounts::Mounts;
 use opened::Opened;
-use places::Places;
 use rates::Rates;
+use runtime_storage::RuntimeStorage;
 use storage::{Known, WALKS};
 use system::SystemGroups;
 
+pub use cached::Cached;
+pub use cached::{Error, Freshness};
 pub use cgroup::{
     Cpu, Detail, DeviceIo, Faults, Limits, MemoryUse, OPERATIONS, Pressure, Reading, Stall, Stalls,
     Tasks, Throttling,
 };
 pub use devices::{Activity, Devices, Disk};
 pub use disk::{PodDisk, VolumeUse};
-pub use figure::Figure;
-pub use figure::{Error, Terms};
 pub use machine::{Machine, Pids};
 pub use opened::Open;
-pub use places::{FileSystems, RuntimeFileSystems, RuntimeUse};
 pub use process::{Interface, Processes, Traffic};
+pub use runtime_storage::{FileSystems, RuntimeFileSystems, RuntimeUse};
 pub use snapshot::{Group, PodGroup, Run, Snapshot};
 pub use storage::{Layers, Logs};
 pub use system::SystemNames;
@@ -88,15 +88,15 @@ struct Shared {
     kubepods: Option<PathBuf>,
     root_dir: PathBuf,
     pod_logs_dir: PathBuf,
-    machine: Figure<Machine>,
-    places: Figure<Places>,
-    file_systems: Figure<FileSystems>,
-    layers: Figure<Layers>,
-    logs: Figure<Logs>,
+    machine: Cached<Machine>,
+    places: Cached<RuntimeStorage>,
+    file_systems: Cached<FileSystems>,
+    layers: Cached<Layers>,
+    logs: Cached<Logs>,
     system_names: SystemNames,
-    system: Figure<SystemGroups>,
+    system: Cached<SystemGroups>,
     /// By [`Detail`].
-    snapshots: [Figure<Snapshot>; 3],
+    snapshots: [Cached<Snapshot>; 3],
     rates: Rates,
     opened: Opened,
     mounts: Mounts,
@@ -142,13 +142,13 @@ impl Stats {
             cgroups,
             root_dir: root_dir.to_owned(),
             pod_logs_dir: pod_logs_dir.to_owned(),
-            machine: Figure::default(),
-            places: Figure::default(),
-            file_systems: Figure::default(),
-            layers: Figure::default(),
-            logs: Figure::default(),
+            machine: Cached::default(),
+            places: Cached::default(),
+            file_systems: Cached::default(),
+            layers: Cached::default(),
+            logs: Cached::default(),
             system_names,
-            system: Figure::default(),
+            system: Cached::default(),
             snapshots: Default::default(),
             rates: Rates::default(),
             opened: Opened::default(),
@@ -163,7 +163,7 @@ impl Stats {
     pub async fn machine(&self, max_age: Duration) -> Result<Arc<Machine>, Error> {
         let hierarchies = self.shared.hierarchies.clone();
         let read = move || Machine::read(&hierarchies);
-        self.shared.machine.get(max_age, || figure::blocking(read)).await
+        self.shared.machine.get(max_age, || cached::blocking(read)).await
     }
 
     /// The memory of all pods together; `None` if they have no cgroup of their own.
@@ -171,7 +171,7 @@ impl Stats {
         let Some(group) = self.shared.kubepods.as_deref() else { return Ok(None) };
         let group = Cgroup::new(&self.shared.hierarchies, group);
         let read = move || Ok(group.memory(&mut Reader::default(), false)?.memory);
-        figure::blocking(read).await.map(Some)
+        cached::blocking(read).await.map(Some)
     }
 
     /// The file (of whichever cgroup version) about the memory of all pods together.
@@ -194,7 +194,7 @@ impl Stats {
     /// is not read again.
     pub async fn snapshot(&self, detail: Detail, ages: Ages) -> Result<Arc<Snapshot>, Error> {
         let full = self.shared.snapshots.get(detail as usize..).unwrap_or_default();
-        let before = full.iter().filter_map(Figure::last).max_by_key(|known| known.node.reading.at);
+        let before = full.iter().filter_map(Cached::last).max_by_key(|known| known.node.reading.at);
         let max_age = match &before {
             Some(before) if before.is_of(&self.shared.observer.all()) => ages.same,
             _ => ages.changed,
@@ -205,7 +205,7 @@ impl Stats {
         let system = self.system_groups().await;
         let shared = self.shared.clone();
         let read = || async move {
-            figure::blocking(move || {
+            cached::blocking(move || {
                 let mut snapshot = Snapshot::read(&shared, detail, &system, before.as_deref())?;
                 shared.rates.apply(&mut snapshot);
                 Ok(snapshot)
@@ -218,7 +218,7 @@ impl Stats {
     async fn system_groups(&self) -> Arc<SystemGroups> {
         let names = self.shared.system_names.clone();
         let unified = self.is_unified();
-        let find = || figure::blocking(move || names.find(unified));
+        let find = || cached::blocking(move || names.find(unified));
         let found = self.shared.system.get(PLACES_AGE, find).await;
         found.unwrap_or_default()
     }
@@ -233,9 +233,9 @@ impl Stats {
         let shared = self.shared.clone();
         let asked = pods.to_vec();
         let read = move || Ok(pods::read(&shared, &asked));
-        let mut usages = figure::blocking(read).await.unwrap_or_default();
+        let mut usages = cached::blocking(read).await.unwrap_or_default();
         if depth >= Depth::Files {
-            let terms = Terms::waiting(max_age, PATIENCE);
+            let terms = Freshness::waiting(max_age, PATIENCE);
             let layers = match depth {
                 Depth::Disk => self.layers(terms).await,
                 _ => None,

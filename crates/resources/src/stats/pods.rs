@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use longshore_cri::Runtime;
 use longshore_pod::observed::ObservedPod;
 use longshore_pod::spec;
-use longshore_pod::usage::{ContainerUsage, Figures, Memory, PodUsage, Space};
+use longshore_pod::usage::{CgroupUsage, ContainerUsage, Memory, PodUsage, Space};
 
 use super::cgroup::{Cgroup, Reader, container_id};
 use super::disk::PodDisk;
@@ -36,7 +36,7 @@ pub(super) fn read(shared: &Shared, pods: &[Arc<Pod>]) -> HashMap<String, PodUsa
 
 fn usage(group: &Cgroup, observed: &ObservedPod, own: bool, reader: &mut Reader) -> PodUsage {
     let mut containers = Vec::new();
-    let mut sum = Figures::default();
+    let mut sum = CgroupUsage::default();
     for name in group.children() {
         let id = container_id(&name);
         let container = observed.containers.iter().find(|container| container.id == id);
@@ -56,7 +56,7 @@ fn usage(group: &Cgroup, observed: &ObservedPod, own: bool, reader: &mut Reader)
     PodUsage { figures, containers, ..PodUsage::default() }
 }
 
-fn add(sum: &mut Figures, other: &Figures) {
+fn add(sum: &mut CgroupUsage, other: &CgroupUsage) {
     let both = |a: Option<u64>, b: Option<u64>| match (a, b) {
         (Some(a), Some(b)) => Some(a.saturating_add(b)),
         (a, b) => a.or(b),

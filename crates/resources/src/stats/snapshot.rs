@@ -18,9 +18,9 @@ use longshore_pod::observed::{Container, ObservedPod, Sandbox};
 
 use super::Shared;
 use super::cgroup::{Cgroup, Detail, Reading, Watch, container_id, is_level, pod_uid};
+use super::cgroup_reader::{CgroupReader, Job};
 use super::devices::Devices;
 use super::links::{End, Links};
-use super::look::{Job, Look};
 use super::machine::Machine;
 use super::process::{Interface, Processes};
 use super::system::SystemGroups;
@@ -178,7 +178,7 @@ impl Snapshot {
         before: Option<&Self>,
     ) -> io::Result<Self> {
         let links = Links::at(detail);
-        let tools = || Look::new(detail, &shared.opened, &links);
+        let tools = || CgroupReader::new(detail, &shared.opened, &links);
         let mut look = tools()?;
         let known = before.map(|before| &before.node);
         let node = look.root(&Cgroup::root(&shared.hierarchies), known)?;
@@ -220,7 +220,7 @@ struct Tree {
 }
 
 impl Tree {
-    fn walk(&mut self, cgroup: &Cgroup, look: &mut Look<'_>) {
+    fn walk(&mut self, cgroup: &Cgroup, look: &mut CgroupReader<'_>) {
         let Ok(level) = look.group(cgroup) else { return };
         self.levels.push(level);
         for name in cgroup.children() {
@@ -258,8 +258,8 @@ impl Tree {
 fn read_pods<'a>(
     jobs: Vec<Job>,
     before: &HashMap<&str, &PodGroup>,
-    look: &mut Look<'a>,
-    tools: &(impl Fn() -> io::Result<Look<'a>> + Sync),
+    look: &mut CgroupReader<'a>,
+    tools: &(impl Fn() -> io::Result<CgroupReader<'a>> + Sync),
 ) -> io::Result<Vec<PodGroup>> {
     let known = |job: &Job| before.get(job.pod.uid.as_str()).copied();
     let (mut pods, mut left) = (Vec::with_capacity(jobs.len()), Vec::new());
@@ -272,7 +272,7 @@ fn read_pods<'a>(
     let threads = (left.len() / WORTH_A_THREAD).clamp(1, THREADS);
     let left = Mutex::new(left);
     let next = || left.lock().unwrap_or_else(PoisonError::into_inner).pop();
-    let read = |look: &mut Look<'a>| -> Vec<PodGroup> {
+    let read = |look: &mut CgroupReader<'a>| -> Vec<PodGroup> {
         let jobs = std::iter::from_fn(next);
         jobs.filter_map(|job| {
             let before = known(&job);
@@ -327,7 +327,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let cgroup = Cgroup::root(&Hierarchies::at(dir.path(), false));
         let (opened, links) = (Opened::default(), Links::default());
-        let tools = || Look::new(Detail::Load, &opened, &links);
+        let tools = || CgroupReader::new(Detail::Load, &opened, &links);
         let job = || Job::new(Arc::default(), cgroup.clone(), Some(Vec::new()));
         let jobs = (0..WORTH_A_THREAD * THREADS).map(|_| job()).collect();
         let pods = read_pods(jobs, &HashMap::new(), &mut tools().unwrap(), &tools).unwrap();

@@ -15,9 +15,9 @@ use longshore_pod::spec;
 use longshore_pod::usage::Space;
 use tracing::debug;
 
+use super::cached::{self, Cached, Freshness};
 use super::cgroup::{Cgroup, Reader};
-use super::disk::{Places, PodDisk};
-use super::figure::{self, Figure, Terms};
+use super::disk::{PodDisk, PodPaths};
 use super::{Stats, pods};
 
 /// How many pods' disks are read at a time.
@@ -34,7 +34,7 @@ const FORGET: Duration = Duration::from_secs(600);
 
 /// What is known of a pod's disk.
 pub(super) struct Known {
-    disk: Figure<Counted>,
+    disk: Cached<Counted>,
     asked: Instant,
 }
 
@@ -48,7 +48,7 @@ struct Counted {
 
 impl Counted {
     /// Count what is in those places, unless the pod with that CPU time has done nothing since `before`.
-    fn read(places: &Places, cpu: Option<u64>, before: Option<&Self>) -> Self {
+    fn read(places: &PodPaths, cpu: Option<u64>, before: Option<&Self>) -> Self {
         let same =
             |before: &&Self| cpu.is_some() && cpu == before.cpu && before.at.elapsed() < HOLD;
         match before.filter(same) {
@@ -75,12 +75,12 @@ pub type Logs = Vec<(Arc<Pod>, BTreeMap<String, Space>)>;
 
 impl Stats {
     /// What the logs of those pods take, as far as it is known on those terms.
-    pub async fn logs(&self, pods: Vec<Arc<Pod>>, terms: Terms) -> Option<Arc<Logs>> {
+    pub async fn logs(&self, pods: Vec<Arc<Pod>>, terms: Freshness) -> Option<Arc<Logs>> {
         let shared = self.shared.clone();
         let read = || {
-            figure::blocking(move || {
+            cached::blocking(move || {
                 let logs = |pod: Arc<Pod>| {
-                    let places = Places::of(&pod, &shared.root_dir, &shared.pod_logs_dir);
+                    let places = PodPaths::of(&pod, &shared.root_dir, &shared.pod_logs_dir);
                     let (logs, _) = places.read_logs();
                     (pod, logs)
                 };
@@ -95,7 +95,7 @@ impl Stats {
     pub async fn storage(
         &self,
         pods: &[Arc<Pod>],
-        terms: Terms,
+        terms: Freshness,
     ) -> (HashMap<String, Arc<PodDisk>>, Option<Arc<Layers>>) {
         let disks = pods.iter().map(|pod| self.disk(pod, terms));
         let (disks, layers) = tokio::join!(futures::future::join_all(disks), self.layers(terms));
@@ -105,7 +105,7 @@ impl Stats {
     }
 
     /// What containers have written over their images, by container id.
-    pub(super) async fn layers(&self, terms: Terms) -> Option<Arc<Layers>> {
+    pub(super) async fn layers(&self, terms: Freshness) -> Option<Arc<Layers>> {
         let runtime = self.shared.runtime.clone();
         let read = || {
             let told = pods::layers(runtime);
@@ -114,8 +114,8 @@ impl Stats {
         self.shared.layers.known(terms, read).await
     }
 
-    pub(super) async fn disk(&self, pod: &Pod, terms: Terms) -> Option<Arc<PodDisk>> {
-        let places = Places::of(pod, &self.shared.root_dir, &self.shared.pod_logs_dir);
+    pub(super) async fn disk(&self, pod: &Pod, terms: Freshness) -> Option<Arc<PodDisk>> {
+        let places = PodPaths::of(pod, &self.shared.root_dir, &self.shared.pod_logs_dir);
         let figure = self.known_disk(spec::uid(pod));
         let rest = figure.cost().saturating_mul(REST).min(LONGEST_REST);
         let walks = self.shared.walks.clone();
@@ -124,7 +124,7 @@ impl Stats {
         let before = figure.last();
         let read = || async move {
             let turn = walks.acquire_owned().await;
-            figure::blocking(move || {
+            cached::blocking(move || {
                 let _turn = turn;
                 let cgroup = Cgroup::new(&hierarchies, Path::new(&parent));
                 let cpu = cgroup.cpu(&mut Reader::default()).ok().map(|cpu| cpu.total);
@@ -132,18 +132,19 @@ impl Stats {
             })
             .await
         };
-        let known = figure.known(Terms { renewed: terms.renewed.max(rest), ..terms }, read).await;
+        let known =
+            figure.known(Freshness { renewed: terms.renewed.max(rest), ..terms }, read).await;
         known.map(|counted| counted.disk.clone())
     }
 
-    fn known_disk(&self, uid: &str) -> Figure<Counted> {
+    fn known_disk(&self, uid: &str) -> Cached<Counted> {
         let now = Instant::now();
         // No code panics while it holds the lock.
         let mut disks = self.shared.disks.lock().unwrap_or_else(PoisonError::into_inner);
         if !disks.contains_key(uid) {
             disks.retain(|_, known| now.duration_since(known.asked) < FORGET);
         }
-        let new = || Known { disk: Figure::default(), asked: now };
+        let new = || Known { disk: Cached::default(), asked: now };
         let known = disks.entry(uid.to_owned()).or_insert_with(new);
         known.asked = now;
         known.disk.clone()
@@ -168,7 +169,7 @@ mod tests {
             "spec": {"containers": [], "volumes": [{"name": "v", "emptyDir": {}}]},
         });
         let pod: Pod = serde_json::from_value(pod).unwrap();
-        let places = Places::of(&pod, dir.path(), &dir.path().join("logs"));
+        let places = PodPaths::of(&pod, dir.path(), &dir.path().join("logs"));
         let volume = dir.path().join("pods/1/volumes/kubernetes.io~empty-dir/v");
         fs::create_dir_all(&volume).unwrap();
         let inodes = |counted: &Counted| counted.disk.volumes["v"].used.inodes;

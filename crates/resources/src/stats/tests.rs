@@ -9,9 +9,9 @@ use longshore_machine::FileSystem;
 use longshore_pod::usage::Space;
 use proptest::prelude::*;
 
+use super::cgroup_reader::CgroupReader;
 use super::fixture::{amount, any_snapshot, file_system, time};
 use super::links::Links;
-use super::look::Look;
 use super::*;
 
 #[test]
@@ -35,7 +35,7 @@ fn processes_of_the_machine_are_not_counted_each_time() {
     write("cgroup.procs", "0\n1\n");
     let root = Cgroup::root(&Hierarchies::at(dir.path(), false));
     let (opened, links) = (Opened::default(), Links::default());
-    let mut look = Look::new(Detail::Load, &opened, &links).unwrap();
+    let mut look = CgroupReader::new(Detail::Load, &opened, &links).unwrap();
     let mut count = |before: Option<&Group>| look.root(&root, before).unwrap();
     let mut before = count(None);
     assert_eq!(before.processes.count, 1, "not those of another namespace");
@@ -57,7 +57,7 @@ fn processes_of_the_machine_are_not_counted_each_time() {
 
 #[tokio::test]
 async fn those_who_ask_together_share_one_reading() {
-    let (figure, count) = (Figure::<usize>::default(), Arc::new(AtomicUsize::new(0)));
+    let (figure, count) = (Cached::<usize>::default(), Arc::new(AtomicUsize::new(0)));
     let read = || {
         let count = count.clone();
         async move {
@@ -75,7 +75,7 @@ async fn those_who_ask_together_share_one_reading() {
 
 #[tokio::test]
 async fn a_reading_that_hangs_is_not_begun_again_and_one_that_fails_is() {
-    let (figure, count) = (Figure::<()>::default(), Arc::new(AtomicUsize::new(0)));
+    let (figure, count) = (Cached::<()>::default(), Arc::new(AtomicUsize::new(0)));
     let (release, gate) = tokio::sync::watch::channel(false);
     let read = || {
         let (count, mut gate) = (count.clone(), gate.clone());

@@ -136,7 +136,7 @@ pub(super) struct Auth {
     /// forgotten.
     refused_tokens: Cache<Digest, ()>,
     token_life: Duration,
-    leave_cache: Cache<(User, &'static str, &'static str), bool>,
+    authorization_cache: Cache<(User, &'static str, &'static str), bool>,
     leave_lives: (Duration, Duration),
     /// Turns for questions about tokens, which a stranger can cause as many of as they like.
     token_questions: Semaphore,
@@ -179,7 +179,7 @@ impl Auth {
             token_cache: Cache::new(REMEMBERED),
             refused_tokens: Cache::new(REMEMBERED),
             token_life: authentication.webhook.cache_ttl.get(),
-            leave_cache: Cache::new(REMEMBERED),
+            authorization_cache: Cache::new(REMEMBERED),
             leave_lives: (lives.cache_authorized_ttl.get(), lives.cache_unauthorized_ttl.get()),
             token_questions: Semaphore::new(QUESTIONS),
             waiting: Budget::new(WAITING, 0),
@@ -253,17 +253,21 @@ impl Auth {
         let Some(client) = &self.reviews else { return Ok(true) };
         for subresource in subresources {
             let key = (user.clone(), verb, *subresource);
-            let allowed = match self.leave_cache.get(&key) {
+            let allowed = match self.authorization_cache.get(&key) {
                 Some(known) => known,
                 None => {
                     let _turn = self.leave_questions.acquire().await;
-                    match self.leave_cache.get(&key) {
+                    match self.authorization_cache.get(&key) {
                         Some(known) => known,
                         None => {
                             let answer = self.review_access(client, user, verb, subresource);
                             let allowed = answer.await?;
                             let (yes, no) = self.leave_lives;
-                            self.leave_cache.insert(key, allowed, if allowed { yes } else { no });
+                            self.authorization_cache.insert(
+                                key,
+                                allowed,
+                                if allowed { yes } else { no },
+                            );
                             allowed
                         }
                     }

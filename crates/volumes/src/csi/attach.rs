@@ -11,7 +11,7 @@ use longshore_client::{Item, optional};
 use longshore_csi::Code;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::super::devices::Held;
+use super::super::devices::DeviceGuard;
 use super::super::layout;
 use super::super::persistent::Task;
 use super::Csi;
@@ -40,7 +40,10 @@ pub(super) async fn enter(task: &Task<'_>, volume: &Volume<'_>) -> Result<(), su
 }
 
 /// Whether the volume is published to another pod. One whose start has failed so far holds nothing.
-async fn is_used_by_others(task: &Task<'_>, held: &Held) -> Result<bool, super::super::Error> {
+async fn is_used_by_others(
+    task: &Task<'_>,
+    held: &DeviceGuard,
+) -> Result<bool, super::super::Error> {
     let (root, name) = (task.node.root.clone(), task.persistent.dir_name());
     let others = held.others(task.uid());
     super::super::blocking(move || {

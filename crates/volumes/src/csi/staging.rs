@@ -12,7 +12,7 @@ use longshore_base::panics;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
-use super::super::devices::{Held, Left};
+use super::super::devices::{DeviceGuard, Left};
 use super::super::persistent::Task;
 use super::super::{Error, Inner, blocking};
 use super::notes::Notes;
@@ -44,7 +44,7 @@ impl Staged {
     }
 
     /// Unstages the volume, which is held, unless some pod has it.
-    async fn unstage_if_unused(&self, node: &Inner, held: &Held) -> Result<(), Error> {
+    async fn unstage_if_unused(&self, node: &Inner, held: &DeviceGuard) -> Result<(), Error> {
         if !owners(node, held).await?.is_empty() {
             return Ok(());
         }
@@ -127,7 +127,7 @@ async fn unstage(node: &Inner, driver: &str, handle: &str) -> Result<(), Error> 
 /// any more, it is unstaged.
 pub(super) async fn leave(
     node: &Arc<Inner>,
-    held: Held,
+    held: DeviceGuard,
     uid: &str,
     staged: Staged,
 ) -> Result<(), Error> {
@@ -148,7 +148,7 @@ pub(super) async fn leave(
 
 /// The pods that have a volume, or may have it, as the notes in their directories tell. Who only
 /// waits for the volume may never get it, so that nobody would unstage it after that pod.
-async fn owners(node: &Inner, held: &Held) -> Result<Vec<String>, Error> {
+async fn owners(node: &Inner, held: &DeviceGuard) -> Result<Vec<String>, Error> {
     let (root, device, users) = (node.root.clone(), held.name().to_owned(), held.others(NOBODY));
     blocking(move || {
         let mut owners = Vec::new();
@@ -162,7 +162,7 @@ async fn owners(node: &Inner, held: &Held) -> Result<Vec<String>, Error> {
     .await
 }
 
-async fn unstage_unless_used(node: Arc<Inner>, mut held: Option<Held>, staged: Staged) {
+async fn unstage_unless_used(node: Arc<Inner>, mut held: Option<DeviceGuard>, staged: Staged) {
     let device = staged.device();
     let (mut pause, mut said) = (node.csi.pause, None);
     loop {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use longshore_csi::v1::volume_usage::Unit;
 use longshore_csi::v1::{NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse};
 
-use super::super::stats::{Condition, Driven, Filling};
+use super::super::stats::{Condition, Driven, VolumeStats};
 use super::super::{Error, Inner, blocking};
 use super::error;
 use super::notes::Notes;
@@ -17,7 +17,7 @@ pub(crate) async fn stats(
     node: &Inner,
     uid: &str,
     volume: &Driven,
-) -> Result<Option<Filling>, Error> {
+) -> Result<Option<VolumeStats>, Error> {
     let (dir, path) = if volume.block {
         let place = BlockPlace::new(&node.root, &volume.name);
         (place.data, place.maps.join(uid))
@@ -46,8 +46,8 @@ pub(crate) async fn stats(
 }
 
 /// What a driver has told; of the volume's condition only if the driver says that it knows.
-pub(super) fn filling(told: &NodeGetVolumeStatsResponse, knows_condition: bool) -> Filling {
-    let mut filling = Filling::default();
+pub(super) fn filling(told: &NodeGetVolumeStatsResponse, knows_condition: bool) -> VolumeStats {
+    let mut filling = VolumeStats::default();
     for usage in &told.usage {
         // What is less than nothing is a driver's mistake.
         let [total, available, used] = [usage.total, usage.available, usage.used]
@@ -65,5 +65,5 @@ pub(super) fn filling(told: &NodeGetVolumeStatsResponse, knows_condition: bool) 
     }
     let condition = told.volume_condition.clone().unwrap_or_default();
     let condition = Condition { abnormal: condition.abnormal, message: condition.message };
-    Filling { condition: knows_condition.then_some(condition), ..filling }
+    VolumeStats { condition: knows_condition.then_some(condition), ..filling }
 }

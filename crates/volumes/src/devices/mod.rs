@@ -39,7 +39,7 @@ pub struct InUse {
 }
 
 /// A device that nobody else sets up or takes down meanwhile.
-pub(super) struct Held {
+pub(super) struct DeviceGuard {
     name: String,
     inner: Arc<Inner>,
     _turn: OwnedMutexGuard<()>,
@@ -154,14 +154,14 @@ impl Devices {
     }
 
     /// Holds a device: waits for whoever holds it now.
-    pub(super) async fn hold(&self, name: &str) -> Held {
+    pub(super) async fn hold(&self, name: &str) -> DeviceGuard {
         let turn = self.inner.turn(name);
         let _turn = turn.lock_owned().await;
-        Held { name: name.to_owned(), inner: Arc::clone(&self.inner), _turn }
+        DeviceGuard { name: name.to_owned(), inner: Arc::clone(&self.inner), _turn }
     }
 }
 
-impl Held {
+impl DeviceGuard {
     /// The pod uses the device from here on.
     pub(super) fn enter(&self, uid: &str) {
         self.inner.uses.send_if_modified(|uses| {

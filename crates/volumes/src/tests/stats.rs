@@ -4,7 +4,7 @@ use nix::mount::{MsFlags, mount};
 use serde_json::json;
 
 use super::world::{World, pod_with};
-use crate::Filling;
+use crate::VolumeStats;
 
 #[tokio::test]
 async fn a_claim_is_as_full_as_df_says() {
@@ -23,7 +23,7 @@ async fn a_claim_is_as_full_as_df_says() {
     let lasting = world.volumes.lasting(&pod);
     assert_eq!(lasting.len(), 1, "nobody knows how much of the node's disk a directory is");
     assert_eq!((lasting[0].name.as_str(), lasting[0].claim.as_deref()), ("a", Some("c-a")));
-    let expected = Filling {
+    let expected = VolumeStats {
         capacity: 1 << 20,
         available: 768 << 10,
         used: 256 << 10,

@@ -15,7 +15,7 @@ use longshore_metrics::{Registry, RestClient};
 use serde_json::Value;
 use tokio::sync::watch;
 
-use crate::{Limits, Standing};
+use crate::{CredentialState, Limits};
 use longshore_config::{Command, Config, from_args};
 
 use super::cluster::{Cluster, Policy};
@@ -114,14 +114,15 @@ fn run(config: &Config) -> Running {
 impl Running {
     async fn until_kept(&self) {
         let mut standing = self.credentials.identity.clone().unwrap().standing;
-        let kept = standing.wait_for(|standing| matches!(standing, Standing::Kept(_)));
+        let kept = standing.wait_for(|standing| matches!(standing, CredentialState::Kept(_)));
         tokio::time::timeout(PATIENCE, kept).await.expect("a certificate comes").unwrap();
     }
 
     async fn until_lacking(&self, what: &str) {
         let mut standing = self.credentials.identity.clone().unwrap().standing;
-        let lacking = standing
-            .wait_for(|standing| matches!(standing, Standing::Lacking(why) if why.contains(what)));
+        let lacking = standing.wait_for(
+            |standing| matches!(standing, CredentialState::Lacking(why) if why.contains(what)),
+        );
         let lacking = tokio::time::timeout(PATIENCE, lacking).await;
         assert!(lacking.is_ok(), "{:?}", self.credentials.identity);
     }
@@ -328,7 +329,7 @@ async fn a_pair_that_somebody_else_put_there_is_taken_up() {
     assert!(ttl() > left + 9.0 * HOUR as f64);
     fs::write(site.store().current_path(), "rubbish").unwrap();
     keeper.look();
-    assert!(matches!(&*standing.borrow(), Standing::Lacking(_)));
+    assert!(matches!(&*standing.borrow(), CredentialState::Lacking(_)));
 }
 
 #[tokio::test]

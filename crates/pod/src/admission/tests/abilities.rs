@@ -10,7 +10,11 @@ fn verdict(pod: &Pod, abilities: &Abilities) -> Option<(String, String)> {
     let node = super::node_with(json!({}), json!([]));
     let view = NodeView::new(&node, &node);
     let (ledger, pressure) = (Ledger::default(), NodePressure::default());
-    match decide(pod, &Terms { abilities, node: &view, ledger: &ledger, pressure }, |_| Ok(())) {
+    match decide(
+        pod,
+        &AdmissionContext { abilities, node: &view, ledger: &ledger, pressure },
+        |_| Ok(()),
+    ) {
         Decision::Admit { .. } => None,
         Decision::Refuse { verdict, .. } => Some((verdict.reason, verdict.message)),
     }

@@ -58,7 +58,7 @@ fn what_is_released_can_be_had_again() {
         "name": "c", "ports": [{"containerPort": 80, "hostPort": 80}],
         "resources": {"requests": {"cpu": "4"}},
     }]});
-    let ticket = ledger.enter(Seat::new(&pod(port.clone())));
+    let ticket = ledger.enter(Reservation::new(&pod(port.clone())));
     assert_eq!(refusal(&pod(port.clone()), &node, &ledger), lack("cpu", 4000, 4000, 4000));
     ledger.release(ticket);
     assert!(ledger.release(ticket).is_none(), "only once");
@@ -76,8 +76,11 @@ fn amounts_are_the_nodes_own_and_what_others_add() {
         let view = NodeView::new(told, &own);
         let (ledger, pressure) = (Ledger::default(), NodePressure::default());
         let abilities = &super::abilities();
-        match decide(pod, &Terms { abilities, node: &view, ledger: &ledger, pressure }, |_| Ok(()))
-        {
+        match decide(
+            pod,
+            &AdmissionContext { abilities, node: &view, ledger: &ledger, pressure },
+            |_| Ok(()),
+        ) {
             Decision::Admit { .. } => None,
             Decision::Refuse { verdict, .. } => Some(verdict.reason),
         }
@@ -139,7 +142,7 @@ fn a_port_that_two_share_is_taken_until_both_are_gone() {
     }]}));
     let node = node_with(json!({}), json!([]));
     let mut ledger = Ledger::default();
-    let tickets = [(); 2].map(|()| ledger.enter(Seat::new(&wants)));
+    let tickets = [(); 2].map(|()| ledger.enter(Reservation::new(&wants)));
     for ticket in tickets {
         assert!(refusal(&wants, &node, &ledger).is_some());
         ledger.release(ticket);
@@ -152,10 +155,10 @@ fn a_resize_is_refused_by_what_others_hold() {
     let node = node_with(json!({}), json!([]));
     let view = NodeView::new(&node, &node);
     let mut ledger = ledger(&[asks(json!({"cpu": "2"}))]);
-    let ticket = ledger.enter(Seat::new(&asks(json!({"cpu": "1"}))));
+    let ticket = ledger.enter(Reservation::new(&asks(json!({"cpu": "1"}))));
     let before = ledger.release(ticket).unwrap();
     let refused = |pod: &Pod, ledger: &Ledger| {
-        let terms = Terms {
+        let terms = AdmissionContext {
             abilities: &super::abilities(),
             node: &view,
             ledger,
@@ -197,7 +200,7 @@ proptest! {
             if let Decision::Admit { victims, waits, .. } = decide_on(pod, &node, &ledger, NodePressure::default()) {
                 prop_assert!(victims.is_empty() || waits);
                 victims.iter().for_each(|ticket| ledger.leave(*ticket));
-                there.push(ledger.enter(Seat::new(pod)));
+                there.push(ledger.enter(Reservation::new(pod)));
                 let later = ledger.in_use_later();
                 prop_assert!(later.amounts.get("cpu") <= 4000 && later.pods <= 10);
                 prop_assert!(later.amounts.get("memory") <= 8 << 30);

@@ -67,7 +67,11 @@ fn made_static(pod: Pod) -> Pod {
 
 fn decide_on(pod: &Pod, node: &Node, ledger: &Ledger, pressure: NodePressure) -> Decision {
     let view = NodeView::new(node, node);
-    decide(pod, &Terms { abilities: &abilities(), node: &view, ledger, pressure }, |_| Ok(()))
+    decide(
+        pod,
+        &AdmissionContext { abilities: &abilities(), node: &view, ledger, pressure },
+        |_| Ok(()),
+    )
 }
 
 /// Reason and message of the refusal, if it is one.
@@ -84,7 +88,7 @@ fn refusal(pod: &Pod, node: &Node, ledger: &Ledger) -> Option<(String, String)> 
 fn ledger(pods: &[Pod]) -> Ledger {
     let mut ledger = Ledger::default();
     for pod in pods {
-        ledger.enter(Seat::new(pod));
+        ledger.enter(Reservation::new(pod));
     }
     ledger
 }

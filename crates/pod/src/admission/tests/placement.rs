@@ -131,7 +131,7 @@ fn only_taints_that_do_not_let_run_keep_pods_out() {
         [("Gt", "4", true), ("Gt", "5", false), ("Lt", "6", true), ("Lt", "06", false)]
     {
         let pod = tolerating(json!({"key": "k", "operator": operator, "value": value}));
-        let terms = Terms {
+        let terms = AdmissionContext {
             abilities: &able,
             node: &view,
             ledger: &Ledger::default(),

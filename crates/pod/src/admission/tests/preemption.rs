@@ -15,7 +15,7 @@ fn guaranteed(amounts: Value) -> Pod {
 
 fn full(pods: &[Pod]) -> (Ledger, Vec<Ticket>) {
     let mut ledger = Ledger::default();
-    let tickets = pods.iter().map(|pod| ledger.enter(Seat::new(pod))).collect();
+    let tickets = pods.iter().map(|pod| ledger.enter(Reservation::new(pod))).collect();
     (ledger, tickets)
 }
 
@@ -113,13 +113,13 @@ fn what_others_leave_is_waited_for_and_not_taken_twice() {
     );
     ledger.leave(tickets[0]);
     ledger.leave(tickets[0]);
-    ledger.enter(Seat::new(&critical("2")));
+    ledger.enter(Reservation::new(&critical("2")));
     // The rest of what the victim leaves is enough for another one.
     assert_eq!(
         decide(&critical("1"), &ledger),
         Decision::Admit { victims: vec![], waits: true, lacking: None }
     );
-    ledger.enter(Seat::new(&critical("1")));
+    ledger.enter(Reservation::new(&critical("1")));
     // The next one needs another victim.
     let next = decide(&critical("1"), &ledger);
     assert_eq!(
@@ -185,7 +185,7 @@ proptest! {
         let chosen = victims(&new, &there).unwrap();
         let mut rest = Ledger::default();
         let staying = there.iter().enumerate().filter(|(at, _)| !chosen.contains(at));
-        staying.for_each(|(_, pod)| { rest.enter(Seat::new(pod)); });
+        staying.for_each(|(_, pod)| { rest.enter(Reservation::new(pod)); });
         let node = node_with(json!({}), json!([]));
         prop_assert_eq!(
             decide_on(&new, &node, &rest, NodePressure::default()),

@@ -14,7 +14,7 @@ mod watch;
 
 use std::sync::Arc;
 
-use longshore_pod::usage::Figures;
+use longshore_pod::usage::CgroupUsage;
 
 pub(super) use files::Reader;
 pub(super) use group::Cgroup;
@@ -90,9 +90,9 @@ impl Hierarchies {
 
 impl Cgroup {
     /// What eviction ranks by. A controller that is not there tells nothing.
-    pub(super) fn figures(&self, reader: &mut Reader) -> Figures {
+    pub(super) fn figures(&self, reader: &mut Reader) -> CgroupUsage {
         let memory = self.memory(reader, false).ok();
-        Figures {
+        CgroupUsage {
             cpu: self.cpu(reader).ok().map(|cpu| cpu.total),
             memory: memory.map(|memory| memory.memory),
             // On v1 what is swapped out is known only where the kernel was told to count it.

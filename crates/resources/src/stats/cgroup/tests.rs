@@ -16,7 +16,7 @@ fn group(dir: &Path, unified: bool, files: &[(&str, &str)]) -> Cgroup {
     Cgroup::new(&Hierarchies::at(dir.parent().unwrap(), unified), dir.file_name().unwrap().as_ref())
 }
 
-fn figures(group: &Cgroup) -> Figures {
+fn figures(group: &Cgroup) -> CgroupUsage {
     group.figures(&mut Reader::default())
 }
 
@@ -93,9 +93,9 @@ fn both_versions_tell_the_same() {
     let expected = Memory { usage: 1000, working_set: 700, rss: 400, limit: Some(4096) };
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (v1, v2) = (group(one.path(), false, V1), group(two.path(), true, V2));
-    let known = Figures { cpu: Some(5000), memory: Some(expected), swap: None, tasks: Some(7) };
+    let known = CgroupUsage { cpu: Some(5000), memory: Some(expected), swap: None, tasks: Some(7) };
     assert_eq!(figures(&v1), known);
-    assert_eq!(figures(&v2), Figures { swap: Some(11), ..known });
+    assert_eq!(figures(&v2), CgroupUsage { swap: Some(11), ..known });
     assert_eq!(expected.available(), Some(3396));
     fs::write(one.path().join("memory.limit_in_bytes"), "9223372036854771712\n").unwrap();
     fs::write(two.path().join("memory.max"), "max\n").unwrap();
@@ -249,7 +249,7 @@ fn a_cgroup_that_a_hierarchy_lacks_is_found_in_the_others() {
     assert!(pod.created().unwrap().is_some());
     assert_eq!(pod.children(), ["run"]);
     assert_eq!(pod.processes(&mut Reader::default()), [12, 345]);
-    assert_eq!(figures(&pod), Figures { cpu: Some(5000), ..Figures::default() });
+    assert_eq!(figures(&pod), CgroupUsage { cpu: Some(5000), ..CgroupUsage::default() });
 }
 
 #[test]

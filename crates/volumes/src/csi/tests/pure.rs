@@ -23,7 +23,7 @@ use super::super::paths::{BlockPlace, Place, attachment_name, device_name, inlin
 use super::super::policy::{EPHEMERAL, GroupPolicy, PERSISTENT, Policy};
 use super::super::selinux::file_label;
 use super::super::stats::filling;
-use crate::{Condition, Filling};
+use crate::{Condition, VolumeStats};
 
 fn policy(spec: Value) -> Policy {
     let spec: CSIDriverSpec = serde_json::from_value(spec).unwrap();
@@ -277,7 +277,7 @@ fn usage_is_read_by_its_unit() {
         ],
         volume_condition: Some(VolumeCondition { abnormal: true, message: "slow".to_owned() }),
     };
-    let known = Filling {
+    let known = VolumeStats {
         capacity: 100,
         available: 60,
         used: 40,
@@ -288,11 +288,11 @@ fn usage_is_read_by_its_unit() {
     };
     assert_eq!(filling(&told, false), known);
     let condition = Some(Condition { abnormal: true, message: "slow".to_owned() });
-    assert_eq!(filling(&told, true), Filling { condition, ..known });
+    assert_eq!(filling(&told, true), VolumeStats { condition, ..known });
     let silent = NodeGetVolumeStatsResponse::default();
-    assert_eq!(filling(&silent, false), Filling::default());
+    assert_eq!(filling(&silent, false), VolumeStats::default());
     let condition = Some(Condition::default());
-    assert_eq!(filling(&silent, true), Filling { condition, ..Filling::default() });
+    assert_eq!(filling(&silent, true), VolumeStats { condition, ..VolumeStats::default() });
 }
 
 proptest! {

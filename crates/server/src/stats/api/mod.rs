@@ -20,12 +20,12 @@ use longshore_resources::stats::{Detail, Snapshot};
 use serde_json::{Map, Value};
 
 use self::container::{Entry, entries};
-use super::{Figures, json};
+use super::{StatsEndpoints, json};
 
 const VERSIONS: [&str; 4] = ["v1.0", "v1.1", "v1.2", "v1.3"];
 
 /// Requests of upstream's own clients carry a body, which says how much of the past they want.
-pub(super) fn routes(figures: Figures) -> Router {
+pub(super) fn routes(figures: StatsEndpoints) -> Router {
     Router::new()
         .route("/healthz", get(async || "ok"))
         .route("/api", get(versions))
@@ -41,14 +41,14 @@ async fn versions() -> String {
 }
 
 async fn root(
-    state: State<Figures>,
+    state: State<StatsEndpoints>,
     Path((version, kind)): Path<(String, String)>,
 ) -> Result<Response, Refusal> {
     named(state, Path((version, kind, String::new()))).await
 }
 
 async fn named(
-    State(figures): State<Figures>,
+    State(figures): State<StatsEndpoints>,
     Path((version, kind, name)): Path<(String, String, String)>,
 ) -> Result<Response, Refusal> {
     let not_found = |text: String| Refusal(StatusCode::NOT_FOUND, text);

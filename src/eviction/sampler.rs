@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 const FRESH: Duration = Duration::from_millis(50);
 
 /// What was seen last of what some threshold is about.
-pub(super) struct Looker {
+pub(super) struct SignalSampler {
     stats: Stats,
     memory: bool,
     allocatable: bool,
@@ -29,7 +29,7 @@ pub(super) struct Looker {
     layout: Option<Layout>,
 }
 
-impl Looker {
+impl SignalSampler {
     /// Nothing is seen yet.
     pub(super) fn new(stats: Stats, thresholds: &[Threshold]) -> Self {
         let about = |wanted: &[Signal]| thresholds.iter().any(|t| wanted.contains(&t.signal));

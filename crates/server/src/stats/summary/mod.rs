@@ -22,10 +22,10 @@ use self::types::{
     RlimitStats, RuntimeStats, VolumeHealthStats, VolumeStats,
 };
 use super::volumes::{Reading, Told};
-use super::{FRESH, Figures};
+use super::{FRESH, StatsEndpoints};
 
 /// CPU and memory alone.
-pub(super) async fn brief(figures: &Figures) -> Result<Summary, Error> {
+pub(super) async fn brief(figures: &StatsEndpoints) -> Result<Summary, Error> {
     let snapshot = figures.snapshot(Detail::Usage).await?;
     let pods = snapshot.living().filter(|pod| !pod.containers.is_empty());
     let pods = pods.map(|pod| {
@@ -38,7 +38,7 @@ pub(super) async fn brief(figures: &Figures) -> Result<Summary, Error> {
 }
 
 /// Everything.
-pub(super) async fn full(figures: &Figures) -> Result<Summary, Error> {
+pub(super) async fn full(figures: &StatsEndpoints) -> Result<Summary, Error> {
     let shared = &figures.shared;
     let pods = shared.desired.pods();
     let file_systems = async {
@@ -95,7 +95,7 @@ fn time(at: Timestamp) -> Time {
     Time(at)
 }
 
-fn of_node(figures: &Figures, snapshot: &Snapshot) -> NodeStats {
+fn of_node(figures: &StatsEndpoints, snapshot: &Snapshot) -> NodeStats {
     let facts = &figures.shared.facts;
     let machine = &snapshot.machine;
     let mut usage = convert::usage(&snapshot.node);
@@ -261,7 +261,7 @@ mod tests {
     };
 
     use super::*;
-    use longshore_volumes::{Condition, Filling, Lasting};
+    use longshore_volumes::{Condition, PersistentMount, VolumeStats};
 
     #[test]
     fn a_pod_is_told_with_all_that_is_known_of_it() {
@@ -389,7 +389,7 @@ mod tests {
                 logs: [("c".to_owned(), space(3)), (volume.clone(), space(3))].into(),
                 own: space(4),
             };
-            let filling = Filling {
+            let filling = VolumeStats {
                 capacity: sizes[0],
                 available: sizes[1],
                 used: sizes[2],
@@ -399,7 +399,7 @@ mod tests {
                 condition: Some(Condition { abnormal: true, message }),
             };
             let lasting = || Told {
-                volume: Lasting::of_claim(&volume, &volume),
+                volume: PersistentMount::of_claim(&volume, &volume),
                 reading: Arc::new(Reading { at, filling: filling.clone() }),
             };
             let spec = json!({"metadata": {}, "spec": {

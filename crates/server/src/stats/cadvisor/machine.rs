@@ -3,7 +3,7 @@
 use k8s_openapi::jiff::Timestamp;
 use longshore_metrics::{Kind, Labels, Moment, Text};
 
-use crate::figures::facts::Facts;
+use crate::stats::facts::Facts;
 
 pub(super) fn version(facts: &Facts, text: &mut Text) {
     let help = "A metric with a constant '1' value labeled by kernel version, OS version, docker \

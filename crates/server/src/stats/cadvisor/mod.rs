@@ -22,7 +22,7 @@ use longshore_metrics::{Kind, Labels, Moment, Text};
 use longshore_resources::stats::{Detail, Group, PodGroup, Run, Snapshot};
 
 use self::family::{Family, Subject, Values};
-use super::Figures;
+use super::StatsEndpoints;
 
 /// All families of cgroups, by name.
 static FAMILIES: LazyLock<Vec<&'static Family>> = LazyLock::new(|| {
@@ -67,7 +67,7 @@ fn parts() -> Vec<Part> {
 }
 
 /// The page, as it is read.
-pub(super) async fn page(figures: &Figures) -> Body {
+pub(super) async fn page(figures: &StatsEndpoints) -> Body {
     let snapshot = figures.snapshot(Detail::Everything).await;
     let snapshot = snapshot.inspect_err(|error| tracing::warn!(%error, "no figures of cgroups"));
     let image = figures.shared.facts.sandbox_image().await;
@@ -81,7 +81,7 @@ pub(super) async fn page(figures: &Figures) -> Body {
 struct Pieces {
     /// `None` if nothing could be read.
     view: Option<View>,
-    figures: Figures,
+    figures: StatsEndpoints,
     parts: Vec<Part>,
     /// The part that is next...
     part: usize,

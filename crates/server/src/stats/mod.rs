@@ -31,7 +31,7 @@ use longshore_config::Config;
 use longshore_cri::Runtime;
 use longshore_metrics::CONTENT_TYPE;
 use longshore_podstate::desired::Desired;
-use longshore_resources::stats::{Ages, Detail, Error, Snapshot, Stats, Terms};
+use longshore_resources::stats::{Ages, Detail, Error, Freshness, Snapshot, Stats};
 use longshore_volumes::Volumes;
 use serde::Serialize;
 
@@ -51,7 +51,7 @@ const LOGS_AGE: Duration = Duration::from_secs(60);
 
 /// Handle to all that is told. Cheap to clone.
 #[derive(Clone)]
-pub struct Figures {
+pub struct StatsEndpoints {
     shared: Arc<Shared>,
 }
 
@@ -63,12 +63,12 @@ struct Shared {
     facts: Facts,
     node_name: String,
     /// How old what is told of disks may be.
-    disks: Terms,
+    disks: Freshness,
     /// Whether volumes are told of.
     tells_volumes: bool,
 }
 
-impl Figures {
+impl StatsEndpoints {
     /// What `stats` measures, of the pods that are `desired`.
     pub fn new(
         config: &Config,
@@ -87,7 +87,7 @@ impl Figures {
             lasting: volumes::Known::new(config.gates.enabled("CSIVolumeHealth")),
             facts: Facts::read(runtime),
             node_name: config.node_name.clone(),
-            disks: Terms { renewed: good.min(DISK_AGE), good, patience: DISK_PATIENCE },
+            disks: Freshness { renewed: good.min(DISK_AGE), good, patience: DISK_PATIENCE },
             tells_volumes,
         };
         Self { shared: Arc::new(shared) }
@@ -98,7 +98,7 @@ impl Figures {
     pub(super) async fn disk_metrics(&self) -> String {
         let pods = self.shared.desired.pods();
         let terms = self.shared.disks;
-        let logs = Terms { renewed: terms.renewed.max(LOGS_AGE), ..terms };
+        let logs = Freshness { renewed: terms.renewed.max(LOGS_AGE), ..terms };
         let logs = self.shared.stats.logs(pods.clone(), logs);
         let (volumes, logs) = tokio::join!(self.lasting(&pods), logs);
         let logs = logs.map(|logs| logs::page(&pods, &logs)).unwrap_or_default();
@@ -126,7 +126,7 @@ impl From<Error> for Refusal {
 }
 
 /// The endpoints of the node's own ports; none without figures.
-pub(super) fn routes(figures: Option<Figures>) -> Router {
+pub(super) fn routes(figures: Option<StatsEndpoints>) -> Router {
     let Some(figures) = figures else { return Router::new() };
     Router::new()
         .route("/stats/summary", get(tell_summary).post(tell_summary))
@@ -136,13 +136,13 @@ pub(super) fn routes(figures: Option<Figures>) -> Router {
 }
 
 /// The endpoints of the port of cAdvisor.
-pub(super) fn cadvisor_routes(figures: Figures) -> Router {
+pub(super) fn cadvisor_routes(figures: StatsEndpoints) -> Router {
     let metrics = Router::new().route("/metrics", get(tell_cadvisor)).with_state(figures.clone());
     metrics.merge(api::routes(figures))
 }
 
 async fn tell_summary(
-    State(figures): State<Figures>,
+    State(figures): State<StatsEndpoints>,
     Query(query): Query<Vec<(String, String)>>,
 ) -> Result<Response, Refusal> {
     let mut only = query.iter().filter(|(key, _)| key == "only_cpu_and_memory");
@@ -154,14 +154,14 @@ async fn tell_summary(
     json(&summary)
 }
 
-async fn tell_resource(State(figures): State<Figures>) -> Response {
+async fn tell_resource(State(figures): State<StatsEndpoints>) -> Response {
     let snapshot = figures.snapshot(Detail::Usage).await;
     let snapshot = snapshot.inspect_err(|error| tracing::warn!(%error, "no figures of resources"));
     let text = resource::page(snapshot.ok().as_deref());
     ([("content-type", CONTENT_TYPE)], text).into_response()
 }
 
-async fn tell_cadvisor(State(figures): State<Figures>) -> Response {
+async fn tell_cadvisor(State(figures): State<StatsEndpoints>) -> Response {
     let page = cadvisor::page(&figures).await;
     ([("content-type", CONTENT_TYPE)], page).into_response()
 }

@@ -13,11 +13,11 @@ use longshore_pod::eviction::Layout;
 use longshore_pod::usage::Space;
 use tracing::debug;
 
-use super::figure::{self, Error, Terms};
+use super::cached::{self, Error, Freshness};
 use super::{PATIENCE, PLACES_AGE, Stats};
 
 /// Where the runtime keeps images, and what containers write over them.
-pub(super) struct Places {
+pub(super) struct RuntimeStorage {
     images: PathBuf,
     containers: PathBuf,
     used: RuntimeUse,
@@ -74,11 +74,11 @@ impl Stats {
     }
 
     /// What the runtime says of its file systems, asked for again on those terms.
-    pub async fn ask_runtime(&self, terms: Terms) {
+    pub async fn ask_runtime(&self, terms: Freshness) {
         self.places(terms).await;
     }
 
-    async fn places(&self, terms: Terms) -> Option<Arc<Places>> {
+    async fn places(&self, terms: Freshness) -> Option<Arc<RuntimeStorage>> {
         let runtime = self.shared.runtime.clone();
         let read = || {
             let told = find_places(runtime);
@@ -89,10 +89,10 @@ impl Stats {
 
     async fn read_file_systems(&self) -> Result<FileSystems, Error> {
         // They stay where they are, also while it is away.
-        let terms = Terms { renewed: PLACES_AGE, good: Duration::MAX, patience: PATIENCE };
+        let terms = Freshness { renewed: PLACES_AGE, good: Duration::MAX, patience: PATIENCE };
         let places = self.places(terms).await;
         let node = self.shared.root_dir.clone();
-        figure::blocking(move || {
+        cached::blocking(move || {
             let runtime = places.map(|places| {
                 let images = file_system(&places.images)?;
                 let containers = file_system(&places.containers)?;
@@ -104,7 +104,7 @@ impl Stats {
     }
 }
 
-async fn find_places(runtime: Runtime) -> Result<Places, Error> {
+async fn find_places(runtime: Runtime) -> Result<RuntimeStorage, Error> {
     let answer = runtime.image_fs_info().await.map_err(Error::of)?;
     let path = |file_systems: &[longshore_cri::v1::FilesystemUsage]| {
         let first = file_systems.first()?.fs_id.as_ref()?;
@@ -125,7 +125,7 @@ async fn find_places(runtime: Runtime) -> Result<Places, Error> {
         images: space(&answer.image_filesystems).unwrap_or_default(),
         containers: space(&answer.container_filesystems),
     };
-    Ok(Places { images, containers, used })
+    Ok(RuntimeStorage { images, containers, used })
 }
 
 /// The file system of a path, which the error names.

@@ -18,41 +18,41 @@ const PER_CPU: usize = 4;
 /// nobody up.
 const HELD: Duration = Duration::from_secs(2);
 
-/// The places of a node.
+/// The startup_limiter of a node.
 #[derive(Clone, Debug)]
-pub struct Places(Arc<Semaphore>);
+pub struct StartupLimiter(Arc<Semaphore>);
 
-impl Default for Places {
+impl Default for StartupLimiter {
     fn default() -> Self {
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
         Self::new(cpus.saturating_mul(PER_CPU).max(2 * PER_CPU))
     }
 }
 
-impl Places {
+impl StartupLimiter {
     fn new(count: usize) -> Self {
         Self(Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS))))
     }
 
     /// The place of a pod, which it has yet to take.
-    pub(super) fn place(&self) -> Arc<Place> {
-        Arc::new(Place { places: self.clone(), held: Mutex::default() })
+    pub(super) fn place(&self) -> Arc<StartupSlot> {
+        Arc::new(StartupSlot { startup_limiter: self.clone(), held: Mutex::default() })
     }
 }
 
 /// The place of one pod.
 #[derive(Debug)]
-pub(super) struct Place {
-    places: Places,
+pub(super) struct StartupSlot {
+    startup_limiter: StartupLimiter,
     /// Gives it back by its end, at the latest in due time.
     held: Mutex<Option<AbortOnDropHandle<()>>>,
 }
 
-impl Place {
+impl StartupSlot {
     /// Wait for a place, those that came before first, and take it.
     pub(super) async fn take(&self) {
         // Never closed; and to go on without a place would harm nobody.
-        let Ok(permit) = self.places.0.clone().acquire_owned().await else { return };
+        let Ok(permit) = self.startup_limiter.0.clone().acquire_owned().await else { return };
         let held = tokio::spawn(async move {
             sleep(HELD).await;
             drop(permit);
@@ -80,8 +80,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_place_is_had_once_another_pod_has_given_it_back() {
-        let places = Places::new(2);
-        let pods = [places.place(), places.place(), places.place(), places.place()];
+        let startup_limiter = StartupLimiter::new(2);
+        let pods = [
+            startup_limiter.place(),
+            startup_limiter.place(),
+            startup_limiter.place(),
+            startup_limiter.place(),
+        ];
         pods[0].take().await;
         pods[1].take().await;
         let mut third = Box::pin(pods[2].take());
@@ -98,8 +103,9 @@ mod tests {
 
     #[tokio::test]
     async fn one_that_hangs_or_ends_holds_nobody_up() {
-        let places = Places::new(1);
-        let (hangs, ends, next) = (places.place(), places.place(), places.place());
+        let startup_limiter = StartupLimiter::new(1);
+        let (hangs, ends, next) =
+            (startup_limiter.place(), startup_limiter.place(), startup_limiter.place());
         hangs.take().await;
         ends.take().await; // in due time
         drop(ends);

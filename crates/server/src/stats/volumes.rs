@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use longshore_metrics::{Kind, Labels, Text};
 use longshore_pod::spec;
-use longshore_resources::stats::{Error, Figure, Terms};
-use longshore_volumes::{Filling, Lasting, Volumes};
+use longshore_resources::stats::{Cached, Error, Freshness};
+use longshore_volumes::{PersistentMount, VolumeStats, Volumes};
 
 /// What nobody asked for so long is forgotten.
 const FORGET: Duration = Duration::from_secs(600);
@@ -21,7 +21,7 @@ const FORGET: Duration = Duration::from_secs(600);
 pub(super) struct Known {
     /// Whether it is told how volumes are, as their drivers say.
     tells_health: bool,
-    figures: Mutex<HashMap<Key, (Instant, Figure<Reading>)>>,
+    figures: Mutex<HashMap<Key, (Instant, Cached<Reading>)>>,
 }
 
 type Key = (String, String);
@@ -29,12 +29,12 @@ type Key = (String, String);
 /// What was found in a volume.
 pub(super) struct Reading {
     pub(super) at: Timestamp,
-    pub(super) filling: Filling,
+    pub(super) filling: VolumeStats,
 }
 
 /// A volume and what was found in it.
 pub(super) struct Told {
-    pub(super) volume: Lasting,
+    pub(super) volume: PersistentMount,
     pub(super) reading: Arc<Reading>,
 }
 
@@ -48,7 +48,7 @@ impl Known {
         &self,
         volumes: &Volumes,
         pods: &[Arc<Pod>],
-        terms: Terms,
+        terms: Freshness,
     ) -> HashMap<String, Vec<Told>> {
         let all = pods.iter().flat_map(|pod| {
             volumes.lasting(pod).into_iter().map(|volume| (Arc::clone(pod), volume))
@@ -68,13 +68,13 @@ impl Known {
         &self,
         volumes: &Volumes,
         pod: &Arc<Pod>,
-        volume: &Lasting,
-        terms: Terms,
+        volume: &PersistentMount,
+        terms: Freshness,
     ) -> Option<Arc<Reading>> {
         let figure = self.figure(spec::uid(pod), volume);
         // A driver is not asked more often than the config wants.
         let renewed = if volume.is_driven() { terms.good } else { terms.renewed };
-        let terms = Terms { renewed, ..terms };
+        let terms = Freshness { renewed, ..terms };
         let (volumes, pod, asked) = (volumes.clone(), Arc::clone(pod), volume.clone());
         let tells_health = self.tells_health;
         let read = || async move {
@@ -84,12 +84,12 @@ impl Known {
             if let Some(condition) = condition.as_ref().filter(|condition| condition.abnormal) {
                 volumes.warn_of_condition(&pod, &asked, condition);
             }
-            Ok(Reading { at, filling: Filling { condition, ..filling } })
+            Ok(Reading { at, filling: VolumeStats { condition, ..filling } })
         };
         figure.known(terms, read).await
     }
 
-    fn figure(&self, uid: &str, volume: &Lasting) -> Figure<Reading> {
+    fn figure(&self, uid: &str, volume: &PersistentMount) -> Cached<Reading> {
         let now = Instant::now();
         // No code panics while it holds the lock.
         let mut known = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
@@ -97,14 +97,14 @@ impl Known {
         if !known.contains_key(&key) {
             known.retain(|_, (asked, _)| now.duration_since(*asked) < FORGET);
         }
-        let (asked, figure) = known.entry(key).or_insert_with(|| (now, Figure::default()));
+        let (asked, figure) = known.entry(key).or_insert_with(|| (now, Cached::default()));
         *asked = now;
         figure.clone()
     }
 }
 
 /// A family, its help, and the figure in it.
-type FamilyOf = (&'static str, &'static str, fn(&Filling) -> Option<u64>);
+type FamilyOf = (&'static str, &'static str, fn(&VolumeStats) -> Option<u64>);
 
 const FAMILIES: [FamilyOf; 7] = [
     ("kubelet_volume_stats_capacity_bytes", "Capacity in bytes of the volume", |f| {
@@ -174,9 +174,9 @@ mod tests {
         };
         let told = |claim: &str, used, abnormal: Option<bool>| {
             let condition = abnormal.map(|abnormal| Condition { abnormal, ..Condition::default() });
-            let filling = Filling { capacity: 100, used, condition, ..Filling::default() };
+            let filling = VolumeStats { capacity: 100, used, condition, ..VolumeStats::default() };
             let reading = Arc::new(Reading { at: Timestamp::UNIX_EPOCH, filling });
-            Told { volume: Lasting::of_claim("v", claim), reading }
+            Told { volume: PersistentMount::of_claim("v", claim), reading }
         };
         let known = HashMap::from([
             ("a".to_owned(), vec![told("shared", 7, None), told("sick", 9, Some(true))]),
@@ -206,7 +206,7 @@ mod tests {
             at in time(),
         ) {
             let condition = condition.map(|(abnormal, message)| Condition { abnormal, message });
-            let filling = Filling {
+            let filling = VolumeStats {
                 capacity: amounts[0],
                 available: amounts[1],
                 used: amounts[2],
@@ -221,7 +221,7 @@ mod tests {
                 let uid = uid.to_string();
                 let pod = json!({"metadata": {"name": claim, "namespace": namespace, "uid": uid}});
                 all.push(Arc::new(serde_json::from_value(pod).unwrap()));
-                let volume = Lasting::of_claim("v", claim);
+                let volume = PersistentMount::of_claim("v", claim);
                 told.insert(uid, vec![Told { volume, reading: Arc::clone(&reading) }]);
             }
             let page = page(&all, &told);

@@ -19,7 +19,7 @@ const COUNTED: Duration = Duration::from_secs(300);
 const COUNTED_DAEMONS: Duration = Duration::from_secs(60);
 
 /// One thread's tools.
-pub(super) struct Look<'a> {
+pub(super) struct CgroupReader<'a> {
     pub(super) detail: Detail,
     proc: Proc,
     pub(super) reader: Reader,
@@ -27,7 +27,7 @@ pub(super) struct Look<'a> {
     links: &'a Links,
 }
 
-impl<'a> Look<'a> {
+impl<'a> CgroupReader<'a> {
     pub(super) fn new(detail: Detail, opened: &'a Opened, links: &'a Links) -> io::Result<Self> {
         Ok(Self { detail, proc: Proc::open()?, reader: Reader::default(), opened, links })
     }
@@ -146,7 +146,7 @@ impl Job {
     pub(super) fn again(
         &mut self,
         before: Option<&PodGroup>,
-        look: &mut Look<'_>,
+        look: &mut CgroupReader<'_>,
     ) -> Option<PodGroup> {
         let before = before.filter(|before| Arc::ptr_eq(&before.pod, &self.pod))?;
         self.idle = before.is_idle(&self.cgroup, &mut look.reader);
@@ -157,7 +157,11 @@ impl Job {
     }
 
     /// All files of the pod. What was known of it before counts if it runs what it ran then.
-    pub(super) fn read(self, before: Option<&PodGroup>, look: &mut Look<'_>) -> Option<PodGroup> {
+    pub(super) fn read(
+        self,
+        before: Option<&PodGroup>,
+        look: &mut CgroupReader<'_>,
+    ) -> Option<PodGroup> {
         let before = before.filter(|before| Arc::ptr_eq(&before.pod, &self.pod));
         let idle = before.filter(|_| self.idle);
         let read = Instant::now();

@@ -14,24 +14,24 @@ const LEAST: Duration = Duration::from_secs(10);
 
 /// What a pod holds: given back when it is dropped.
 #[derive(Debug)]
-pub struct Seat {
+pub struct Reservation {
     shared: Arc<Shared>,
     ticket: Ticket,
-    way: Option<Way>,
+    way: Option<PreemptionWait>,
 }
 
-impl Seat {
-    pub(super) fn new(shared: Arc<Shared>, ticket: Ticket, way: Option<Way>) -> Self {
+impl Reservation {
+    pub(super) fn new(shared: Arc<Shared>, ticket: Ticket, way: Option<PreemptionWait>) -> Self {
         Self { shared, ticket, way }
     }
 
     /// Those that have yet to end before the seat is free, if there are any. Told once.
-    pub fn way(&mut self) -> Option<Way> {
+    pub fn way(&mut self) -> Option<PreemptionWait> {
         self.way.take()
     }
 }
 
-impl Drop for Seat {
+impl Drop for Reservation {
     fn drop(&mut self) {
         let mut state = self.shared.state();
         state.ledger.release(self.ticket);
@@ -43,13 +43,13 @@ impl Drop for Seat {
 
 /// Pods that end for another one.
 #[derive(Debug)]
-pub struct Way {
+pub struct PreemptionWait {
     shared: Arc<Shared>,
     leavers: Vec<Ticket>,
     pub(super) until: Instant,
 }
 
-impl Way {
+impl PreemptionWait {
     pub(super) fn new(shared: &Arc<Shared>, state: &State) -> Self {
         let leavers: Vec<Ticket> = state.ledger.leavers().collect();
         let graces =

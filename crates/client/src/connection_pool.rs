@@ -30,12 +30,12 @@ const KEEPALIVE_RETRIES: u32 = 3;
 pub struct SharesConnection;
 
 /// The shared connections to one server.
-pub(super) struct Lanes {
+pub(super) struct ConnectionPool {
     config: Config,
-    lanes: Mutex<Vec<Arc<Lane>>>,
+    lanes: Mutex<Vec<Arc<PooledConnection>>>,
 }
 
-struct Lane {
+struct PooledConnection {
     client: Client,
     room: Arc<Semaphore>,
     /// Held by the request that opens the connection: those at the same time would open their own.
@@ -45,7 +45,7 @@ struct Lane {
 
 /// A watch's place on a connection, held for as long as it lives.
 pub(super) struct Place {
-    lane: Arc<Lane>,
+    lane: Arc<PooledConnection>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -56,7 +56,7 @@ impl Drop for Place {
     }
 }
 
-impl Lanes {
+impl ConnectionPool {
     /// No connection yet to the server of that config.
     pub(super) fn new(config: Config) -> Self {
         Self { config, lanes: Mutex::default() }
@@ -81,14 +81,14 @@ impl Lanes {
 
     fn enter(&self) -> Result<Place, kube::Error> {
         let mut lanes = locked(&self.lanes);
-        let free = |lane: &Arc<Lane>| {
+        let free = |lane: &Arc<PooledConnection>| {
             let permit = Arc::clone(&lane.room).try_acquire_owned().ok()?;
             Some(Place { lane: Arc::clone(lane), _permit: permit })
         };
         if let Some(place) = lanes.iter().find_map(free) {
             return Ok(place);
         }
-        let lane = Arc::new(Lane {
+        let lane = Arc::new(PooledConnection {
             client: connect(&self.config)?,
             room: Arc::new(Semaphore::new(STREAMS)),
             opening: AsyncMutex::default(),
@@ -188,7 +188,7 @@ mod tests {
     #[tokio::test]
     async fn watches_share_as_few_connections_as_the_server_lets_them() {
         let (config, connections) = serve(&["h2", "http/1.1"]).await;
-        let lanes = Lanes::new(config);
+        let lanes = ConnectionPool::new(config);
         let watch = || async {
             let request = Request::get("/watch").body(Body::empty()).unwrap();
             lanes.send(request).await.unwrap()
@@ -204,7 +204,7 @@ mod tests {
     #[tokio::test]
     async fn a_server_of_the_old_protocol_serves_too() {
         let (config, connections) = serve(&["http/1.1"]).await;
-        let lanes = Lanes::new(config);
+        let lanes = ConnectionPool::new(config);
         let request = || Request::get("/watch").body(Body::empty()).unwrap();
         let first = lanes.send(request()).await.unwrap();
         let second = lanes.send(request()).await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::figures::facts::Facts;
+use crate::stats::facts::Facts;
 use longshore_resources::stats::Devices;
 use serde_json::{Value, json};
 

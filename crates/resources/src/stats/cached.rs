@@ -25,7 +25,7 @@ impl Error {
 
 /// How old what is told may be, and how long one waits for what is younger.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms {
+pub struct Freshness {
     /// What is older is read again.
     pub renewed: Duration,
     /// Meanwhile, what is younger than this is told as it is...
@@ -34,7 +34,7 @@ pub struct Terms {
     pub patience: Duration,
 }
 
-impl Terms {
+impl Freshness {
     /// To wait whenever something is read again.
     pub(super) fn waiting(renewed: Duration, patience: Duration) -> Self {
         Self { renewed, good: renewed, patience }
@@ -44,7 +44,7 @@ impl Terms {
 type Answer<T> = Result<Arc<T>, Error>;
 
 /// Cheap to clone: all clones are one figure.
-pub struct Figure<T>(Arc<Mutex<State<T>>>);
+pub struct Cached<T>(Arc<Mutex<State<T>>>);
 
 /// An error holds no longer than this.
 const TROUBLE: Duration = Duration::from_secs(5);
@@ -59,20 +59,20 @@ struct State<T> {
     reading: Option<Shared<BoxFuture<'static, Answer<T>>>>,
 }
 
-impl<T> Default for Figure<T> {
+impl<T> Default for Cached<T> {
     fn default() -> Self {
         let state = State { known: None, failed: None, cost: Duration::ZERO, reading: None };
         Self(Arc::new(Mutex::new(state)))
     }
 }
 
-impl<T> Clone for Figure<T> {
+impl<T> Clone for Cached<T> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<T: Send + Sync + 'static> Figure<T> {
+impl<T: Send + Sync + 'static> Cached<T> {
     /// What is known if it is not older than `max_age`, or what `read` finds.
     pub(super) async fn get<R, F>(&self, max_age: Duration, read: R) -> Answer<T>
     where
@@ -102,7 +102,7 @@ impl<T: Send + Sync + 'static> Figure<T> {
     }
 
     /// What is known on those terms, however old it is if nothing younger comes in time.
-    pub async fn known<R, F>(&self, terms: Terms, read: R) -> Option<Arc<T>>
+    pub async fn known<R, F>(&self, terms: Freshness, read: R) -> Option<Arc<T>>
     where
         R: FnOnce() -> F,
         F: Future<Output = Result<T, Error>> + Send + 'static,
