@@ -16,7 +16,7 @@ const STOP: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
     panics::install();
-    memory::limit_arenas();
+    memory::configure_allocator();
     match config::from_args(std::env::args()) {
         Ok(Command::Print(text)) => {
             report(output::print(format_args!("{text}\n")).context("cannot write"))

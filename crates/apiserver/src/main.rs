@@ -16,7 +16,7 @@ use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     panics::install();
-    memory::limit_arenas();
+    memory::configure_allocator();
     match run(&Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

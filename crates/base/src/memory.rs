@@ -13,18 +13,32 @@ use crate::panics;
 /// Arenas of the whole process; glibc's default is eight for each processor.
 #[cfg(target_env = "gnu")]
 const ARENAS: i32 = 4;
+/// Blocks from this size on are mapped by themselves, and go back to the kernel when they are freed.
+#[cfg(target_env = "gnu")]
+const MMAP_THRESHOLD: i32 = 512 << 10;
+/// What may be free at an arena's end. With glibc's 128 KiB, each answer of some size that is written
+/// and freed gives its pages back, and the next one has to take them again, one fault a page.
+#[cfg(target_env = "gnu")]
+const TRIM_THRESHOLD: i32 = 1 << 20;
 /// How often is looked.
 const PERIOD: Duration = Duration::from_secs(15);
 /// Free memory from which on it is worth to give it back.
 const MUCH: u64 = 32 << 20;
 
-/// Has few arenas made. To be called before there are threads.
-pub fn limit_arenas() {
+/// Has few arenas made, and fixes the sizes that glibc otherwise raises with each large block that is
+/// freed, up to 64 MiB. To be called before there are threads.
+pub fn configure_allocator() {
     #[cfg(target_env = "gnu")]
-    #[allow(unsafe_code, reason = "no crate wraps it")]
-    // SAFETY: sets a number, and no other thread uses the allocator yet.
-    unsafe {
-        nix::libc::mallopt(nix::libc::M_ARENA_MAX, ARENAS);
+    for (parameter, value) in [
+        (nix::libc::M_ARENA_MAX, ARENAS),
+        (nix::libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD),
+        (nix::libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD),
+    ] {
+        #[allow(unsafe_code, reason = "no crate wraps it")]
+        // SAFETY: sets a number, and no other thread uses the allocator yet.
+        unsafe {
+            nix::libc::mallopt(parameter, value);
+        }
     }
 }
 

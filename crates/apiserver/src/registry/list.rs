@@ -11,6 +11,9 @@ use crate::work;
 
 /// Bounds the memory of one read of the store, whatever the client asks for.
 const PAGE: usize = 500;
+/// How many bytes are read from the store and written to an answer in the time in which one byte of
+/// a request's body is checked.
+const READS_AS_ONE_CHECK: usize = 4;
 
 /// How a list's resourceVersion is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,8 +106,8 @@ impl Registry {
             {
                 return Err(too_large(least, revision));
             }
-            let bytes = page.items.iter().map(|stored| stored.value.len()).sum();
-            work::run(bytes, || -> Result<(), StatusError> {
+            let bytes = page.items.iter().map(|stored| stored.value.len()).sum::<usize>();
+            work::run(bytes / READS_AS_ONE_CHECK, || -> Result<(), StatusError> {
                 for stored in &page.items {
                     let object = self.read_for_list(request.resource, stored);
                     if let Some(object) = object.filter(|object| request.matches(object)) {

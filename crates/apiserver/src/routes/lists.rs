@@ -60,6 +60,9 @@ struct ListText<'a> {
 impl<'a> ListText<'a> {
     /// Text is counted in steps of this many bytes.
     const STEP: usize = LARGE;
+    /// From this much on, what a text has reserved beyond its end is given back. To give back less
+    /// costs more than it is worth: the next list would have to take it from the kernel again.
+    const SPARE: usize = 1 << 20;
 
     fn new(view: &'a View, memory: Arc<Memory>) -> ListText<'a> {
         let api_version = view.resource.gvk().api_version();
@@ -106,8 +109,9 @@ impl<'a> ListText<'a> {
         self.text.extend_from_slice(b"],\"metadata\":");
         serde_json::to_writer(&mut self.text, meta).map_err(StatusError::internal)?;
         self.text.push(b'}');
-        // what was counted is what stays
-        self.text.shrink_to_fit();
+        if self.text.capacity().saturating_sub(self.text.len()) >= Self::SPARE {
+            self.text.shrink_to_fit();
+        }
         let answer = respond::json_text(StatusCode::OK, self.text);
         Ok(answer.map(|body| body.with_memory(self.memory)))
     }
